@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tiercel.errors import AdmissionError
+from tiercel.server.text.marking import changed_message, changed_tools, marker, neutral_text, texts_match
 from tiercel.server.text.template_frames import ChatMessage, RenderJob
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.server.text.tool_prompt import described
 
-_NEUTRAL = "x"
 _GROWTH = 4  # letters that a template may write for one letter of the messages: it escapes or repeats some
 _FRAME_LETTERS = 1024 * 1024  # that it may write besides: 512 around each of 2,048 messages
 
@@ -21,7 +23,8 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    switches: tuple[tuple[str, bool], ...] = ()
+    switches: tuple[tuple[str, bool | str], ...] = ()
+    tools: str = ""  # see `RenderJob`
 
 
 class ChatPrompt(Struct, frozen=True):
@@ -62,6 +65,16 @@ class ChatTemplate:
         """Names that the template reads and that a request may set to true or false."""
         return self._renderer.variables - _RESERVED - frozenset(self._codec.named_specials)
 
+    @property
+    def knows_tools(self) -> bool:
+        """True if the template renders tools. For one that does not, `tool_prompt` describes them."""
+        return "tools" in self._renderer.variables
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """Names of `TEXT_VARIABLES` that the template reads."""
+        return self._renderer.variables & TEXT_VARIABLES
+
     def close(self) -> None:
         """End the processes that render."""
         self._renderer.close()
@@ -73,26 +86,42 @@ class ChatTemplate:
         is encoded separately, as plain text.
         Errors: AdmissionError (400) if the template refuses the messages.
         """
+        if not self.knows_tools and (options.tools or any(map(_has_tools, messages))):
+            messages, options = described(messages, options.tools), replace(options, tools="")
         text = self._render_whole(messages, options)
         tokens = self._codec.encode(text, add_special_tokens=False)
-        if not self._codec.vocabulary.controls:
+        pattern = self._control_text
+        if pattern is None:
             return ChatPrompt(text, tokens)
-        neutral = [_neutral(message) for message in messages]
-        expected = self._controls_of(neutral, options)
-        if not any(map(self._is_hostile, messages)) and self._controls_in(tokens) == expected:
+        neutral = [changed_message(message, neutral_text) for message in messages]
+        bare_options = replace(options, tools=changed_tools(options.tools, neutral_text, pattern))
+        expected = self._controls_of(neutral, bare_options)
+        is_hostile = any(map(self._is_hostile, messages)) or texts_match(options.tools, pattern)
+        if not is_hostile and self._controls_in(tokens) == expected:
             return ChatPrompt(text, tokens)
-        answers = [own if _is_answer(own) else bare for own, bare in zip(messages, neutral, strict=True)]
-        is_safe = not any(map(self._is_hostile, answers)) and self._controls_of(answers, options) == expected
+        answers = [
+            changed_message(own, neutral_text, keeps_content=True) if _is_answer(own) else bare
+            for own, bare in zip(messages, neutral, strict=True)
+        ]
+        is_safe = not any(map(self._is_hostile, answers)) and self._controls_of(answers, bare_options) == expected
         return ChatPrompt(text, self._encode_guarded(messages, options, trusts_answers=is_safe))
 
     def _is_hostile(self, message: ChatMessage) -> bool:
         """Return whether a message spells a control token that its role must not write.
 
-        Messages of the assistant may spell control tokens that are not special: models write `<think>`, and templates
+        Contents of the assistant may spell control tokens that are not special: models write `<think>`, and templates
         remove it again.
         """
-        pattern = self._special_text if _is_answer(message) else self._control_text
-        return pattern is not None and bool(pattern.search(message.content) or pattern.search(message.name or ""))
+        pattern = self._control_text
+        if pattern is None:
+            return False
+        of_content = self._special_text if _is_answer(message) else pattern
+        others = (message.name, message.tool_call_id, message.thoughts)
+        return (
+            (of_content is not None and of_content.search(message.content) is not None)
+            or any(text is not None and pattern.search(text) is not None for text in others)
+            or texts_match(message.tool_calls, pattern)
+        )
 
     def _controls_of(self, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
         """Return the control tokens of a rendering, in order."""
@@ -108,15 +137,17 @@ class ChatTemplate:
     ) -> list[int]:
         """Wrap contents in unguessable marks, render, and encode the text between the marks as plain text.
 
-        With `trusts_answers` the assistant's messages are not wrapped: templates remove thoughts from earlier answers,
+        With `trusts_answers` the assistant's contents are not wrapped: templates remove thoughts from earlier answers,
         which they could not do between marks.
         """
         nonce = secrets.token_hex(16)
         begin, end = f"{nonce}b", f"{nonce}e"
+        mark = marker(begin, end)
         marked = [
-            message if trusts_answers and _is_answer(message) else _marked(message, begin, end) for message in messages
+            changed_message(message, mark, keeps_content=trusts_answers and _is_answer(message)) for message in messages
         ]
-        text = self._render_whole(marked, options)
+        tools = changed_tools(options.tools, mark, self._control_text)
+        text = self._render_whole(marked, replace(options, tools=tools))
         tokens: list[int] = []
         is_content = False
         for part in re.split(f"({begin}|{end})", text):
@@ -147,7 +178,7 @@ class ChatTemplate:
         if not options.continue_final_message:
             return self._render(messages, options)
         mark, last = secrets.token_hex(16), messages[-1]
-        marked = ChatMessage(last.role, f"{last.content}{mark} ", last.name)
+        marked = replace(last, content=f"{last.content}{mark} ")
         text = self._render([*messages[:-1], marked], options)
         end = text.rfind(mark)
         if end < 0:
@@ -157,17 +188,21 @@ class ChatTemplate:
         return text[:end] if text.startswith(f"{mark} ", end) else text[:end].rstrip()
 
     def _render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
-        letters = sum(len(message.content) + len(message.name or "") for message in messages)
+        letters = sum(message.letters for message in messages) + len(options.tools)
         job = RenderJob(
             messages=list(messages),
             switches=dict(options.switches),
             add_generation_prompt=options.add_generation_prompt,
             max_letters=_GROWTH * letters + _FRAME_LETTERS,
+            tools=options.tools,
         )
         return self._renderer.render(job)
 
 
-_RESERVED = frozenset(
+TEXT_VARIABLES = frozenset({"reasoning_effort", "verbosity"})
+"""Names of fields of a request that a template may read."""
+
+_RESERVED = TEXT_VARIABLES | frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "range", "dict"}
     | {"lipsum", "cycler", "joiner", "namespace"}
 )
@@ -188,22 +223,8 @@ def _is_answer(message: ChatMessage) -> bool:
     return message.role == "assistant"
 
 
-def _neutral(message: ChatMessage) -> ChatMessage:
-    """Return the message with its words replaced; content that is all white space stays, as templates test for it."""
-    content = _NEUTRAL if message.content.strip() else message.content
-    return ChatMessage(message.role, content, None if message.name is None else _NEUTRAL)
-
-
-def _marked(message: ChatMessage, begin: str, end: str) -> ChatMessage:
-    """Return the message with marks around its content, inside the outer white space so that trimming still works."""
-    name = f"{begin}{message.name}{end}" if message.name is not None else None
-    content = message.content
-    core = content.strip()
-    if not core:
-        return ChatMessage(message.role, content, name)
-    before = content[: len(content) - len(content.lstrip())]
-    after = content[len(content.rstrip()) :]
-    return ChatMessage(message.role, f"{before}{begin}{core}{end}{after}", name)
+def _has_tools(message: ChatMessage) -> bool:
+    return bool(message.tool_calls) or message.role == "tool"
 
 
 def read_switches(values: Mapping[str, object], template: ChatTemplate) -> tuple[tuple[str, bool], ...]:

@@ -22,11 +22,23 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(vocabulary: Vocabulary, prompt: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-    """Return a detokenizer for outputs that follow `prompt`. See docs/decisions/0024-our-own-detokenizer.md."""
+def make_detokenizer(
+    vocabulary: Vocabulary,
+    prompt: Sequence[int],
+    *,
+    skip_special_tokens: bool,
+    visible_texts: frozenset[str] = frozenset(),
+) -> Detokenizer:
+    """Return a detokenizer for outputs that follow `prompt`. See docs/decisions/0024-our-own-detokenizer.md.
+
+    Special tokens with one of `visible_texts` are not skipped; a decoder that looks at neighbouring tokens then skips
+    none.
+    """
     skipped = vocabulary.specials if skip_special_tokens else frozenset[int]()
+    visible = vocabulary.specials_of(visible_texts) if skip_special_tokens and visible_texts else frozenset[int]()
     if vocabulary.pieces is None:
-        return WindowDetokenizer(vocabulary, prompt, skip_special_tokens=skip_special_tokens)
+        return WindowDetokenizer(vocabulary, prompt, skip_special_tokens=skip_special_tokens and not visible)
+    skipped -= visible
     starts_text = vocabulary.strips_first_space and all(token in skipped for token in prompt)
     return ByteDetokenizer(vocabulary.pieces, skipped, strip_first_space=starts_text)
 

@@ -11,6 +11,7 @@ class TextRules(Struct, frozen=True, kw_only=True):
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    visible_texts: frozenset[str] = frozenset()  # special tokens with these texts are shown all the same
     min_tokens: int = 0
 
 

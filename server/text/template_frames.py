@@ -1,38 +1,44 @@
-"""The frames between the HTTP process and a process that renders chat templates: a length, then MessagePack."""
-
-import socket
-import struct
+"""The frames between the HTTP process and a process that renders chat templates, in MessagePack."""
 
 import msgspec
 from msgspec import Struct
 
-_LENGTH = struct.Struct("<I")
-_MAX_BYTES = 512 * 1024 * 1024
-_CHUNK_BYTES = 1024 * 1024
-
 
 class ChatMessage(Struct, frozen=True):
-    """One message as a template gets it."""
+    """One message as a template gets it.
+
+    `tool_calls` is a JSON list of calls in OpenAI's shape, whose arguments are objects; "" if there are none.
+    """
 
     role: str
     content: str
     name: str | None = None
+    tool_calls: str = ""
+    tool_call_id: str | None = None
+    thoughts: str | None = None  # of an earlier answer: `reasoning_content`
+
+    @property
+    def letters(self) -> int:
+        """Number of characters."""
+        others = (self.name, self.tool_calls, self.tool_call_id, self.thoughts)
+        return len(self.content) + sum(len(text) for text in others if text)
 
 
-class TemplateSource(Struct, frozen=True, tag="source"):
+class TemplateSource(Struct, frozen=True):
     """The template to compile, and the texts of its special tokens by name (`bos_token`, ...)."""
 
     text: str
     specials: dict[str, str]
 
 
-class RenderJob(Struct, frozen=True, tag="render"):
+class RenderJob(Struct, frozen=True):
     """One rendering."""
 
     messages: list[ChatMessage]
-    switches: dict[str, bool]
+    switches: dict[str, bool | str]
     add_generation_prompt: bool
     max_letters: int  # of the result
+    tools: str = ""  # a JSON list of functions in OpenAI's shape; "" if there are none
 
 
 class Compiled(Struct, frozen=True, tag="compiled"):
@@ -54,33 +60,13 @@ class TemplateFailure(Struct, frozen=True, tag="failure"):
     code: str
 
 
-ToWorker = TemplateSource | RenderJob
-FromWorker = Compiled | Rendered | TemplateFailure
-
 _encoder = msgspec.msgpack.Encoder()
-to_worker_decoder = msgspec.msgpack.Decoder(ToWorker)
-from_worker_decoder = msgspec.msgpack.Decoder(FromWorker)
+source_decoder = msgspec.msgpack.Decoder(TemplateSource)
+job_decoder = msgspec.msgpack.Decoder(RenderJob)
+opened_decoder = msgspec.msgpack.Decoder(Compiled | TemplateFailure)
+rendering_decoder = msgspec.msgpack.Decoder(Rendered | TemplateFailure)
 
 
-def encode_frame(frame: ToWorker | FromWorker) -> bytes:
-    """Return a frame with its length. Errors: UnicodeEncodeError for text that is no Unicode (lone surrogates)."""
-    body = _encoder.encode(frame)
-    return _LENGTH.pack(len(body)) + body
-
-
-def read_frame(sock: socket.socket) -> bytearray:
-    """Read the body of a frame. Errors: EOFError at the end of the socket, OSError (TimeoutError as the socket's)."""
-    (length,) = _LENGTH.unpack(_read(sock, _LENGTH.size))
-    if length > _MAX_BYTES:
-        raise EOFError(f"a frame of {length} bytes")
-    return _read(sock, length)
-
-
-def _read(sock: socket.socket, num_bytes: int) -> bytearray:
-    found = bytearray()
-    while len(found) < num_bytes:
-        part = sock.recv(min(num_bytes - len(found), _CHUNK_BYTES))
-        if not part:
-            raise EOFError
-        found += part
-    return found
+def encode_frame(frame: TemplateSource | RenderJob | Compiled | Rendered | TemplateFailure) -> bytes:
+    """Return the body of a frame. Errors: UnicodeEncodeError for text that is no Unicode (lone surrogates)."""
+    return _encoder.encode(frame)

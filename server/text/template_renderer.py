@@ -40,7 +40,7 @@ class TemplateRenderer:
             **self._specials,
             **job.switches,
             "messages": [_as_dict(message) for message in job.messages],
-            "tools": None,
+            "tools": json.loads(job.tools) if job.tools else None,
             "documents": None,
             "add_generation_prompt": job.add_generation_prompt,
         }
@@ -77,11 +77,17 @@ def _raise_exception(message: str) -> None:
     raise _RefusedByTemplate(str(message)[:500])
 
 
-def _as_dict(message: ChatMessage) -> dict[str, str]:
-    plain = {"role": message.role, "content": message.content}
+def _as_dict(message: ChatMessage) -> dict[str, object]:
+    fields: dict[str, object] = {"role": message.role, "content": message.content}
     if message.name is not None:
-        plain["name"] = message.name
-    return plain
+        fields["name"] = message.name
+    if message.tool_calls:
+        fields["tool_calls"] = json.loads(message.tool_calls)
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.thoughts is not None:
+        fields["reasoning_content"] = message.thoughts
+    return fields
 
 
 class _Generation(Extension):

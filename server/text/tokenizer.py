@@ -57,6 +57,10 @@ class TextCodec:
         """Return the tokenizer's spelling of a token; None outside its vocabulary."""
         return self._tokenizer.id_to_token(token)
 
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a token by the tokenizer's spelling; None if it has no such token."""
+        return self._tokenizer.token_to_id(name)
+
     def _without_controls(self) -> tuple[Tokenizer, dict[int, int]]:
         """Return the tokenizer without its control tokens, and the original ids of added tokens that changed theirs."""
         with self._plain_lock:

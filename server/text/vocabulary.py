@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, cast
 
 from msgspec import Struct
@@ -18,7 +18,8 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
 
     pieces: tuple[bytes, ...] | None
     specials: frozenset[int]
-    special_texts: tuple[str, ...]
+    special_ids: tuple[int, ...]
+    special_texts: tuple[str, ...]  # of these ids
     controls: frozenset[int]  # special tokens and other added tokens with a function, such as <think>
     control_texts: tuple[str, ...]
     size: int  # largest id + 1; the logits may be wider or narrower
@@ -31,6 +32,17 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
         if self.pieces is not None:
             return self.pieces[token] if token < len(self.pieces) else b""
         return self.decode([token], False).encode()
+
+    @property
+    def special_id_by_text(self) -> dict[str, int]:
+        """The ids of the special tokens."""
+        return dict(zip(self.special_texts, self.special_ids, strict=True))
+
+    def specials_of(self, texts: Collection[str]) -> frozenset[int]:
+        """Return the special tokens that have one of these texts."""
+        return frozenset(
+            token for token, text in zip(self.special_ids, self.special_texts, strict=True) if text in texts
+        )
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> "Vocabulary":
@@ -46,6 +58,7 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
         return Vocabulary(
             pieces=pieces,
             specials=frozenset(specials),
+            special_ids=tuple(specials),
             special_texts=tuple(entry.content for entry in specials.values()),
             controls=frozenset(controls),
             control_texts=tuple(entry.content for entry in controls.values()),

@@ -143,12 +143,20 @@ sys.stdin.read()
 """
 
 
+def cpu_s(pid: int) -> float:
+    """Return the time that a process has computed in user mode."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11]) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.parametrize("content", ["hello", "loop"])
 def test_a_process_ends_with_its_parent(content: str) -> None:
     command = [sys.executable, "-c", _ORPHAN, SOURCE, content]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
+        started_s = cpu_s(pid)
+        while content == "loop" and cpu_s(pid) < started_s + 0.2:  # it has begun to render
+            time.sleep(0.01)
         parent.kill()
     wait_gone(pid)
 

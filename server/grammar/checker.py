@@ -1,0 +1,182 @@
+"""The check of grammars before any token is made: in worker processes, with the verdicts kept by content."""
+
+import asyncio
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from tiercel.errors import AdmissionError
+from tiercel.ids import TenantId
+from tiercel.server.grammar.constraint import Constraint
+from tiercel.server.grammar.frames import (
+    GrammarAccepted,
+    GrammarJob,
+    GrammarRefused,
+    GrammarSource,
+    GrammarVerdict,
+    encode_frame,
+    verdict_decoder,
+)
+from tiercel.server.workers.pool import Loss, WorkerPool
+from tiercel.tenant import DEFAULT_TENANT
+
+LIMIT_S = 2.0
+"""Maximum time of one check."""
+CACHE_BYTES = 16 * 1024 * 1024
+"""Maximum size of the verdicts that are kept."""
+
+_NUM_WORKERS = 2
+_ENTRY_BYTES = 512  # of a verdict besides its text: key, objects, place in the order
+_MODULE = "tiercel.server.grammar.worker"
+
+
+class _Check(NamedTuple):
+    """A check in progress or in a tenant's queue."""
+
+    tenant: TenantId
+    key: bytes
+
+
+class GrammarChecker:
+    """Checks the grammars of requests. The first check starts a process. Used on the event loop."""
+
+    def __init__(self, tokenizer: Path, *, limit_s: float = LIMIT_S, cache_bytes: int = CACHE_BYTES) -> None:
+        """`tokenizer`: the tokenizer.json of the model. Nothing is started."""
+        self._tokenizer = tokenizer
+        self._limit_s = limit_s
+        self._verdicts = VerdictCache(cache_bytes)
+        self._running: dict[_Check, asyncio.Task[GrammarVerdict]] = {}
+        self._waiting: Counter[_Check] = Counter()  # requests
+        self._turns: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
+        self._threads: ThreadPoolExecutor | None = None
+        self._pool: WorkerPool | None = None
+        self._is_closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes."""
+        return [] if self._pool is None else self._pool.pids
+
+    @property
+    def cached_bytes(self) -> int:
+        """Size of the verdicts that are kept."""
+        return self._verdicts.held_bytes
+
+    async def checked_grammar(self, constraint: Constraint, vocab_size: int, tenant: TenantId = DEFAULT_TENANT) -> str:
+        """Return the llguidance grammar of a constraint (`SamplingParams.grammar`), once it has been checked.
+
+        Equal constraints of a tenant that arrive together are checked once. One check of each tenant is in progress at
+        a time, so that the slow grammars of one do not hold up the others.
+        Errors: AdmissionError: 400 if the engine could not apply it or the check takes too long, 503 at the end.
+        """
+        key = hashlib.sha256(f"{constraint.format} {constraint.text}".encode("utf-8", "surrogatepass")).digest()
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            check = _Check(tenant, key)
+            task = self._running.get(check)
+            if task is None:
+                job = GrammarJob(constraint.format, constraint.text)
+                task = asyncio.create_task(self._check_in_turn(check, job, vocab_size))
+                self._running[check] = task
+                task.add_done_callback(lambda done: self._forget(check, done))
+            self._waiting[check] += 1
+            try:
+                verdict = await asyncio.shield(task)  # others may wait for it when this request is cancelled
+            finally:
+                self._waiting[check] -= 1
+                if not self._waiting[check]:
+                    del self._waiting[check]
+                    self._forget(check, task)
+                    task.cancel()  # no effect once it is done; a check that no process has begun is left out
+        if isinstance(verdict, GrammarAccepted):
+            return verdict.text
+        raise _refusal(constraint.field, verdict.message)
+
+    def _forget(self, check: "_Check", task: asyncio.Task[GrammarVerdict]) -> None:
+        if self._running.get(check) is task:
+            del self._running[check]
+
+    async def _check_in_turn(self, check: "_Check", job: GrammarJob, vocab_size: int) -> GrammarVerdict:
+        turn = self._turns.setdefault(check.tenant, asyncio.Lock())
+        async with turn:
+            verdict = self._verdicts.get(check.key)  # another tenant may have asked meanwhile
+            if verdict is not None:
+                return verdict
+            return await self._check(check.key, job, vocab_size)
+
+    async def _check(self, key: bytes, job: GrammarJob, vocab_size: int) -> GrammarVerdict:
+        try:
+            frame = encode_frame(job)
+        except UnicodeEncodeError:
+            return GrammarRefused("it is no Unicode text")
+        answer = await self._in_thread(self._opened(vocab_size), frame)
+        match answer:
+            case Loss.LATE:
+                return GrammarRefused(f"it could not be compiled within {self._limit_s:g} s")
+            case Loss.DIED:
+                return GrammarRefused("it could not be compiled: the process that tried it ended")
+            case _:
+                verdict = verdict_decoder.decode(answer)
+        self._verdicts.put(key, verdict)
+        return verdict
+
+    async def _in_thread(self, pool: WorkerPool, frame: bytes) -> bytearray | Loss:
+        if self._threads is None:  # threads of its own: a slow check holds up no tokenising
+            self._threads = ThreadPoolExecutor(_NUM_WORKERS, "grammar")
+        ask: Callable[[], bytearray | Loss] = lambda: pool.ask(frame)  # noqa: E731
+        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+
+    def _opened(self, vocab_size: int) -> WorkerPool:
+        if self._is_closed:
+            raise AdmissionError(503, "The server is shutting down.", code="shutting_down", kind="server_error")
+        if self._pool is None:
+            opening = encode_frame(GrammarSource(str(self._tokenizer), vocab_size))
+            self._pool = WorkerPool(_MODULE, opening, limit_s=self._limit_s, num_workers=_NUM_WORKERS)
+        return self._pool
+
+    def close(self) -> None:
+        """Kill the processes. Checks in progress fail."""
+        self._is_closed = True
+        if self._pool is not None:
+            self._pool.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class VerdictCache:
+    """Verdicts by the SHA-256 of their grammars. The least recently used ones are dropped beyond `limit_bytes`."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._verdicts: OrderedDict[bytes, GrammarVerdict] = OrderedDict()
+        self.held_bytes = 0
+
+    def get(self, key: bytes) -> GrammarVerdict | None:
+        """Return a verdict, which is now the most recently used one."""
+        verdict = self._verdicts.get(key)
+        if verdict is not None:
+            self._verdicts.move_to_end(key)
+        return verdict
+
+    def put(self, key: bytes, verdict: GrammarVerdict) -> None:
+        """Keep a verdict. One that is larger than the limit is not kept."""
+        if key in self._verdicts:
+            return
+        self._verdicts[key] = verdict
+        self.held_bytes += _size_bytes(verdict)
+        while self.held_bytes > self._limit_bytes:
+            _, dropped = self._verdicts.popitem(last=False)
+            self.held_bytes -= _size_bytes(dropped)
+
+
+def _size_bytes(verdict: GrammarVerdict) -> int:
+    text = verdict.text if isinstance(verdict, GrammarAccepted) else verdict.message
+    return _ENTRY_BYTES + 4 * len(text)  # a letter of a Python text has up to four bytes
+
+
+def _refusal(field: str, message: str) -> AdmissionError:
+    return AdmissionError(400, f"{field}: the grammar cannot be used: {message}", param=field.partition(".")[0])

@@ -1,0 +1,52 @@
+"""The frames between the HTTP process and a process that checks grammars, in MessagePack."""
+
+import msgspec
+from msgspec import Struct
+
+from tiercel.server.grammar.constraint import GrammarFormat
+
+
+class GrammarSource(Struct, frozen=True):
+    """The tokens that grammars are checked with: a tokenizer.json, and the width of the model's logits."""
+
+    tokenizer: str  # path
+    vocab_size: int
+
+
+class TokenizerRead(Struct, frozen=True, tag="read"):
+    """The answer to `GrammarSource`. `error` is "" if grammars can be checked."""
+
+    error: str
+
+
+class GrammarJob(Struct, frozen=True):
+    """One grammar to check."""
+
+    format: GrammarFormat
+    text: str
+
+
+class GrammarAccepted(Struct, frozen=True, tag="accepted"):
+    """The answer for a grammar that the engine can compile and apply. `text` is an llguidance grammar."""
+
+    text: str
+
+
+class GrammarRefused(Struct, frozen=True, tag="refused"):
+    """The answer for a grammar that cannot be compiled, exceeds a limit, or that no output matches."""
+
+    message: str
+
+
+GrammarVerdict = GrammarAccepted | GrammarRefused
+
+_encoder = msgspec.msgpack.Encoder()
+source_decoder = msgspec.msgpack.Decoder(GrammarSource)
+read_decoder = msgspec.msgpack.Decoder(TokenizerRead)
+job_decoder = msgspec.msgpack.Decoder(GrammarJob)
+verdict_decoder = msgspec.msgpack.Decoder(GrammarVerdict)
+
+
+def encode_frame(frame: GrammarSource | TokenizerRead | GrammarJob | GrammarVerdict) -> bytes:
+    """Return the body of a frame. Errors: UnicodeEncodeError for text that is no Unicode (lone surrogates)."""
+    return _encoder.encode(frame)

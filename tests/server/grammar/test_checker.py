@@ -1,0 +1,215 @@
+"""The check of grammars: verdicts, the cache, and processes that are killed or too slow."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.processes import wait_gone
+from tiercel.errors import AdmissionError
+from tiercel.ids import TenantId
+from tiercel.server.grammar.checker import GrammarChecker, VerdictCache
+from tiercel.server.grammar.constraint import (
+    Constraint,
+    choice_constraint,
+    grammar_constraint,
+    lark_constraint,
+    object_constraint,
+    regex_constraint,
+    schema_constraint,
+)
+from tiercel.server.grammar.frames import GrammarAccepted, GrammarRefused
+from tiercel.server.grammar.lark import Tag, any_of, literal, schema_part, special, tagged
+from tiercel.tenant import DEFAULT_TENANT
+
+VOCAB_SIZE = 1024
+
+
+@asynccontextmanager
+async def checker(folder: Path, **options: float) -> AsyncIterator[GrammarChecker]:
+    opened = GrammarChecker(folder / "tokenizer.json", **options)  # type: ignore[arg-type]
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def with_checker(folder: Path, test: Callable[[GrammarChecker], Awaitable[None]], **options: float) -> None:
+    async def run() -> None:
+        async with checker(folder, **options) as opened:
+            await test(opened)
+
+    asyncio.run(run())
+
+
+async def refusal_of(opened: GrammarChecker, constraint: Constraint, tenant: TenantId = DEFAULT_TENANT) -> str:
+    with pytest.raises(AdmissionError) as refused:
+        await opened.checked_grammar(constraint, VOCAB_SIZE, tenant)
+    assert (refused.value.status, refused.value.param) == (400, constraint.field.partition(".")[0])
+    return refused.value.message
+
+
+def test_the_first_check_starts_a_process_and_equal_ones_are_cached(model_folder: Path) -> None:
+    async def test(opened: GrammarChecker) -> None:
+        assert opened.pids == []
+        constraint = object_constraint("response_format")
+        text = await opened.checked_grammar(constraint, VOCAB_SIZE)
+        assert text == constraint.text
+        (pid,) = opened.pids
+        os.kill(pid, signal.SIGKILL)
+        wait_gone(pid)
+        held = opened.cached_bytes
+        assert await opened.checked_grammar(object_constraint("guided_json"), VOCAB_SIZE) == text
+        assert opened.cached_bytes == held > 0
+
+    with_checker(model_folder, test)
+
+
+def test_parts_of_grammars_are_accepted(model_folder: Path) -> None:
+    async def test(opened: GrammarChecker) -> None:
+        city = schema_part("tools", {"type": "object", "properties": {"city": {"type": "string"}}}, is_strict=True)
+        call = " ".join((literal('{"name": "weather", "arguments": '), city, literal("}")))
+        text, rules = tagged([Tag("<call>", "<call>\n", call, "</call>"), Tag("<think>", "<think>", literal("no"))])
+        special_text, special_rules = tagged([Tag("<think>", "<think>", call, is_special=True)], least=1, most=1)
+        for constraint in (
+            lark_constraint("tools", any_of([call, literal("none"), special("<think>")])),
+            lark_constraint("tools", text, rules),
+            lark_constraint("tools", special_text, special_rules),
+            choice_constraint("guided_choice", ["yes", 'n"o\\', "\u0000\n", "🙂", "yes"]),
+            regex_constraint("regex", r"\d{3}/\d{4}"),
+            grammar_constraint("ebnf", 'root ::= "a" [0-9]+ | "b" root'),
+        ):
+            assert await opened.checked_grammar(constraint, VOCAB_SIZE), constraint
+
+    with_checker(model_folder, test)
+
+
+def test_grammars_that_no_engine_could_apply_are_refused(model_folder: Path) -> None:
+    async def test(opened: GrammarChecker) -> None:
+        cases = [
+            (schema_constraint("response_format", {"not": {}}), 'Unimplemented keys: ["not"]'),
+            (schema_constraint("response_format", {"$ref": "#"}), "no output matches the grammar"),
+            (schema_constraint("response_format", {"$ref": "http://localhost/a"}), "does not fetch resources"),
+            (schema_constraint("response_format", {"type": "array", "items": False, "minItems": 1}), "Unsatisfiable"),
+            (regex_constraint("structured_outputs.regex", "(?=a)b"), "look-around"),
+            (regex_constraint("structured_outputs.regex", "[^\\s\\S]"), "no output matches"),
+            (grammar_constraint("ebnf", "root ::= x"), "Rule 'x' not found"),
+            (lark_constraint("tools", special("<nothing>")), "unknown special token"),
+        ]
+        for constraint, words in cases:
+            assert words in await refusal_of(opened, constraint)
+        lenient = schema_constraint("response_format", {"type": "string", "not": {}}, is_strict=False)
+        assert await opened.checked_grammar(lenient, VOCAB_SIZE)
+        assert len(opened.pids) == 1  # none of them costs a process
+
+    with_checker(model_folder, test)
+
+
+def test_a_check_that_takes_too_long_costs_its_own_request(model_folder: Path) -> None:
+    async def test(opened: GrammarChecker) -> None:
+        await opened.checked_grammar(object_constraint("json"), VOCAB_SIZE)
+        for pid in opened.pids:
+            os.kill(pid, signal.SIGSTOP)  # as if it computed for ever
+        message = await refusal_of(opened, regex_constraint("regex", "a"))
+        assert "could not be compiled within 0.2 s" in message
+        assert await opened.checked_grammar(regex_constraint("regex", "a"), VOCAB_SIZE)  # not kept
+
+    with_checker(model_folder, test, limit_s=0.2)
+
+
+def test_a_check_that_kills_its_process_is_refused(model_folder: Path) -> None:
+    async def test(opened: GrammarChecker) -> None:
+        await opened.checked_grammar(object_constraint("json"), VOCAB_SIZE)
+
+        async def kill() -> None:
+            while True:
+                for pid in opened.pids:
+                    os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(0.01)
+
+        killer = asyncio.create_task(kill())
+        message = await refusal_of(opened, regex_constraint("regex", "b"))
+        killer.cancel()
+        assert "the process that tried it ended" in message
+        assert await opened.checked_grammar(regex_constraint("regex", "b"), VOCAB_SIZE)
+
+    with_checker(model_folder, test)
+
+
+def test_equal_grammars_that_arrive_together_are_checked_once(model_folder: Path) -> None:
+    async def test(opened: GrammarChecker) -> None:
+        constraint = object_constraint("json")
+        first = asyncio.create_task(opened.checked_grammar(constraint, VOCAB_SIZE))
+        others = [asyncio.create_task(opened.checked_grammar(constraint, VOCAB_SIZE)) for _ in range(5)]
+        await asyncio.sleep(0)
+        first.cancel()  # the client of the first one has gone
+        assert set(await asyncio.gather(*others)) == {constraint.text}
+        assert len(opened.pids) == 1
+
+    with_checker(model_folder, test)
+
+
+def test_a_check_that_nobody_waits_for_is_left_out(model_folder: Path) -> None:
+    """So that the grammars of clients that have gone hold up no others."""
+
+    async def test(opened: GrammarChecker) -> None:
+        started = [opened.checked_grammar(regex_constraint("x", one), VOCAB_SIZE, TenantId(one)) for one in "ab"]
+        kept = sum(512 + 4 * len(text) for text in await asyncio.gather(*started))
+        assert len(opened.pids) == 2
+        for pid in opened.pids:
+            os.kill(pid, signal.SIGSTOP)  # as if both computed for ever
+        first = [asyncio.create_task(refusal_of(opened, regex_constraint("x", one), TenantId(one))) for one in "cd"]
+        await asyncio.sleep(0.1)
+        left = asyncio.create_task(opened.checked_grammar(regex_constraint("x", "left"), VOCAB_SIZE))
+        await asyncio.sleep(0)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        await asyncio.gather(*first)
+        for number in range(3):
+            kept += 512 + 4 * len(await opened.checked_grammar(regex_constraint("x", f"{number}"), VOCAB_SIZE))
+        assert opened.cached_bytes == kept
+
+    with_checker(model_folder, test, limit_s=0.5)
+
+
+def test_slow_grammars_of_one_tenant_hold_up_no_other(model_folder: Path) -> None:
+    async def test(opened: GrammarChecker) -> None:
+        await opened.checked_grammar(object_constraint("json"), VOCAB_SIZE)
+        (slow_pid,) = opened.pids
+        os.kill(slow_pid, signal.SIGSTOP)  # as if it computed for ever
+        slow = [asyncio.create_task(refusal_of(opened, regex_constraint("x", one))) for one in "abcdef"]
+        await asyncio.sleep(0.05)
+        assert await opened.checked_grammar(regex_constraint("x", "quick"), VOCAB_SIZE, TenantId("other"))
+        assert len(opened.pids) == 2
+        assert not any(task.done() for task in slow)
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    with_checker(model_folder, test, limit_s=20.0)
+
+
+def test_a_tokenizer_without_bytes_refuses_every_grammar(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+
+    async def test(opened: GrammarChecker) -> None:
+        assert "tokens of this model" in await refusal_of(opened, object_constraint("json"))
+
+    with_checker(tmp_path, test)
+
+
+def test_verdicts_are_dropped_beyond_the_limit_the_oldest_first() -> None:
+    cache = VerdictCache(limit_bytes=10_000)
+    for number in range(5):
+        cache.put(bytes([number]), GrammarAccepted("x" * 400))
+        cache.get(bytes([0]))
+    kept = [number for number in range(5) if cache.get(bytes([number])) is not None]
+    assert kept == [0, 2, 3, 4]
+    assert cache.held_bytes <= 10_000
+    cache.put(b"large", GrammarRefused("x" * 10_000))
+    assert (cache.held_bytes, cache.get(b"large")) == (0, None)
