@@ -23,12 +23,13 @@ from tiercel.cli.drain import drain
 from tiercel.cli.flags import COMMON, help_listing, with_settings
 from tiercel.cli.kv import kv_app
 from tiercel.cli.plan import plan_command
+from tiercel.cli.run_batch import RUN_BATCH_FLAGS, run_batch
 from tiercel.cli.serve import serve
 from tiercel.cli.simulate import simulate_command
 from tiercel.cli.tenants import tenants_app
 from tiercel.errors import ConfigError, TiercelError
 
-_FLAGGED = ("serve", "check", "calibrate", "show", "throughput", "latency")
+_FLAGGED = ("serve", "check", "calibrate", "show", "throughput", "latency", "run-batch")
 _NESTED = (["config", "show"], ["bench", "throughput"], ["bench", "latency"])  # verbs of two words
 _SWITCHES = ("--json", "--changed")  # of `config show`, beside the flags of `serve`
 
@@ -84,6 +85,7 @@ def _app(listing: str, verb: str) -> typer.Typer:
     app.command()(with_settings(serve, listing))
     app.command()(with_settings(check, listing))
     app.command()(with_settings(calibrate, listing))
+    app.command("run-batch")(with_settings(run_batch, listing, own=RUN_BATCH_FLAGS))
     app.command()(chat)
     app.command()(drain)
     app.command()(collect_env)

@@ -1,22 +1,24 @@
 """The SSD tier survives the end of the daemon, the host tier that of the engine; wrong data never survives."""
 
+import json
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from tests.e2e.daemon import TIERCEL, Daemon, daemon
 from tests.e2e.prompts import MIN_TOKENS, ONE_THREAD, PROMPTS, cached_tokens, text
 from tests.seeds import fast_and_slow
 from tiercel.embedded import MODEL_DIR
 from tiercel.ids import SeqId
-from tiercel.outcome import Finished, Gauges
+from tiercel.outcome import Finished, FinishReason, Gauges
 from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
 from tiercel.server.engine.child import EngineChild, engine_command
 from tiercel.server.engine.inherited import InheritedResources
@@ -165,12 +167,22 @@ class HandEngine:
 
     def ask(self, seq: int, prompt: list[int]) -> tuple[list[int], int]:
         """Return the outputs and the number of cached prompt tokens."""
-        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-        request = Request(id=SeqId(seq), prompt=pack_tokens(prompt), params=params, arrival_s=time.monotonic())
-        self.child.sock.sendall(encode_frame(Submit(request)))
-        while seq not in self.finished:
-            self._take()
+        self.submit(seq, prompt, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+        self.wait_tokens(seq)
         return self.tokens[seq], self.finished[seq].num_cached
+
+    def submit(self, seq: int, prompt: list[int], params: SamplingParams, outputs: Sequence[int] = ()) -> None:
+        """Send a request, which an engine before this one has answered in part."""
+        request = Request(
+            id=SeqId(seq), prompt=pack_tokens(prompt), params=params, arrival_s=time.monotonic(),
+            outputs=pack_tokens(outputs),
+        )  # fmt: skip
+        self.child.sock.sendall(encode_frame(Submit(request)))
+
+    def wait_tokens(self, seq: int, count: int = 1 << 30) -> None:
+        """Wait until a sequence has ended, or has so many new tokens."""
+        while seq not in self.finished and len(self.tokens.get(seq, [])) < count:
+            self._take()
 
     def wait_copied(self, blocks: int) -> None:
         """Wait until a number of blocks with checksums are in the host tier."""
@@ -205,3 +217,32 @@ def test_a_restarted_engine_finds_the_host_tier_of_the_engine_before_it(
         again = HandEngine(child, settings)
         time.sleep(0.5)  # checksums are compared off the loop
         assert again.ask(1, prompt) == (output, blocks * settings.block_size)
+
+
+@pytest.mark.parametrize("heard", [1, 9, 20])
+def test_an_object_whose_engine_was_killed_is_completed_by_the_next_one(
+    inherited: InheritedResources, heard: int
+) -> None:
+    settings = EngineSettings(model=str(MODEL_DIR), num_gpu_blocks_override=100, threads=1, log_level="warning")
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 10, "maxItems": 14}
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_flexible": False})
+    params = SamplingParams(seed=heard, max_tokens=400, grammar=grammar)
+    prompt = [100 + number * 7919 % 1000 for number in range(50)]
+    with EngineChild.start(engine_command(), inherited) as child:
+        first = HandEngine(child, settings)
+        first.submit(1, prompt, params)
+        first.wait_tokens(1)
+        whole = first.tokens[1]
+        first.submit(2, prompt, params)
+        first.wait_tokens(2, heard)
+        child.kill()
+        said = first.tokens[2]
+        assert heard <= len(said) < len(whole)
+    with EngineChild.start(engine_command(), inherited) as child:
+        again = HandEngine(child, settings)
+        again.submit(2, prompt, params, outputs=said)
+        again.wait_tokens(2)
+        assert said + again.tokens[2] == whole
+    assert first.finished[1].reason is again.finished[2].reason is FinishReason.STOP
+    output = LLTokenizer(str(MODEL_DIR / "tokenizer.json")).decode_str(whole[:-1])
+    assert 10 <= len(json.loads(output)) <= 14

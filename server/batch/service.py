@@ -1,0 +1,217 @@
+"""Files and batches of one server: its folder, from the start to the end of the process.
+
+One process at a time uses the folder. A daemon that takes over from another one waits until that one has left it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+from starlette.types import ASGIApp
+
+from tiercel.clock import Clock
+from tiercel.errors import AdmissionError, ConfigError
+from tiercel.ids import TenantId
+from tiercel.server.batch.book import BatchBook
+from tiercel.server.batch.durable import FolderLock, make_folder
+from tiercel.server.batch.quota import SpaceBook, SpaceLimits
+from tiercel.server.batch.records import STATUSES, BatchRecord, FileRecord
+from tiercel.server.batch.route_call import RouteCaller
+from tiercel.server.batch.spool import FileSpool
+from tiercel.server.batch.worker import BatchWorker, Conditions
+from tiercel.server.tenancy.admission import shutting_down
+from tiercel.settings import ServerSettings
+
+T = TypeVar("T")
+
+_DISK_THREADS = 4
+_LOCK_POLL_S = 0.2
+_SWEEP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFolder:
+    """The folder of this process."""
+
+    spool: FileSpool
+    book: BatchBook
+    worker: BatchWorker
+
+
+class BatchService:
+    """Opens the folder, runs the worker, and removes what has expired."""
+
+    def __init__(
+        self, settings: ServerSettings, folder: Path, conditions: Conditions, clock: Clock, wall_s: Callable[[], float]
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._conditions = conditions
+        self._clock = clock
+        self._wall_s = wall_s
+        self._threads = ThreadPoolExecutor(_DISK_THREADS, "files")
+        self._lock = FolderLock(folder)
+        self._open: OpenFolder | None = None
+        self._has_stopped = False
+        self._keeping: asyncio.Task[None] | None = None
+        self._log = structlog.stdlib.get_logger("server.files")
+
+    @staticmethod
+    def of(
+        settings: ServerSettings, conditions: Conditions, clock: Clock, wall_s: Callable[[], float]
+    ) -> "BatchService | None":
+        """Return the service, or None without --files-path. Errors: ConfigError if there can be no such folder."""
+        if settings.files_path is None:
+            return None
+        folder = Path(settings.files_path).expanduser().resolve()
+        try:
+            make_folder(folder)
+            lock = FolderLock(folder)
+            if lock.try_lock():  # checks that files can be written
+                lock.release()
+        except OSError as exc:
+            reason = exc.strerror or type(exc).__name__
+            raise ConfigError("config.files_path", f"--files-path {settings.files_path}: {reason}") from exc
+        return BatchService(settings, folder, conditions, clock, wall_s)
+
+    def start(self, app: ASGIApp) -> None:
+        """Open the folder as soon as no other process has it, and go on with its batches over the routes of `app`."""
+        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
+        self._keeping = asyncio.create_task(self._keep(app))
+
+    async def stop(self) -> None:
+        """Stop the worker and leave the folder to another process. It may be called twice."""
+        self._has_stopped = True
+        if self._keeping is not None:
+            self._keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeping
+            self._keeping = None
+        folder, self._open = self._open, None
+        if folder is not None:
+            await folder.worker.stop()
+        self._lock.release()
+        self._threads.shutdown(wait=False)
+
+    @property
+    def folder(self) -> OpenFolder:
+        """The open folder. Errors: AdmissionError (503) if the server drains, or another process has the folder."""
+        if self._has_stopped:
+            raise shutting_down()
+        if self._open is None:
+            raise AdmissionError(
+                503,
+                "The files are not available yet: another server process is using them. Please try again later.",
+                code="files_busy",
+                kind="server_error",
+                retry_after_s=1,
+            )
+        return self._open
+
+    async def on_disk(self, work: Callable[[], T]) -> T:
+        """Run work that waits for the disk in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def create_batch(
+        self,
+        tenant: TenantId,
+        endpoint: str,
+        input_file_id: str,
+        metadata: dict[str, str] | None,
+        output_lifetime_s: int | None,
+    ) -> BatchRecord:
+        """Create a batch and begin to work on it. Errors: AdmissionError (429); OSError."""
+        folder = self.folder
+        record = await folder.book.create(tenant, endpoint, input_file_id, metadata, output_lifetime_s)
+        folder.worker.wake(tenant)
+        return record
+
+    async def remove_file(self, record: FileRecord) -> None:
+        """Remove a file. Errors: AdmissionError (409) if a batch reads it; OSError."""
+        folder = self.folder
+        user = folder.book.user_of(record.id)
+        if user is not None:
+            raise AdmissionError(
+                409,
+                f"The batch {user.id} reads this file. Cancel the batch first.",
+                code="file_in_use",
+                param="file_id",
+            )
+        await folder.spool.remove(record)
+
+    @property
+    def num_by_status(self) -> dict[str, int]:
+        """The number of batches in each status."""
+        if self._open is None:
+            return dict.fromkeys(STATUSES, 0)
+        counts = self._open.book.num_by_status
+        return {status: counts[status] for status in STATUSES}
+
+    @property
+    def num_lines(self) -> tuple[int, int]:
+        """The lines answered since the start: with status 200, and all others."""
+        return (0, 0) if self._open is None else (self._open.worker.num_completed, self._open.worker.num_failed)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The bytes and the number of all files."""
+        return (0, 0) if self._open is None else (self._open.spool.space.held_bytes, self._open.spool.space.num_files)
+
+    async def _keep(self, app: ASGIApp) -> None:
+        try:
+            folder = await self._open_folder(app)
+        except OSError as exc:
+            self._log.error("files_unreadable", folder=str(self._folder), reason=exc.strerror)
+            return
+        folder.worker.start()
+        while True:
+            try:
+                await self._sweep(folder)
+            except OSError as exc:
+                self._log.error("files_sweep_failed", reason=exc.strerror)
+            await asyncio.sleep(_SWEEP_S)
+
+    async def _open_folder(self, app: ASGIApp) -> OpenFolder:
+        is_first = True
+        while not self._lock.try_lock():
+            if is_first:
+                self._log.warning("files_busy", folder=str(self._folder))
+            is_first = False
+            await asyncio.sleep(_LOCK_POLL_S)
+        settings = self._settings
+        space = SpaceBook(
+            SpaceLimits(
+                file_bytes=settings.max_file_bytes,
+                tenant_bytes=settings.max_tenant_files_bytes,
+                all_bytes=settings.max_files_bytes,
+                tenant_files=settings.max_tenant_files,
+            )
+        )
+        spool = FileSpool(self._folder, space, self.on_disk, self._wall_s)
+        book = BatchBook(self._folder, self.on_disk, self._wall_s, settings.max_tenant_files)
+
+        def load() -> None:
+            spool.load()
+            book.load()
+
+        await self.on_disk(load)
+        worker = BatchWorker(
+            book, spool, RouteCaller(app), self._conditions, self.on_disk, self._clock, self._wall_s,
+            concurrency=settings.batch_concurrency,
+        )  # fmt: skip
+        self._open = OpenFolder(spool, book, worker)
+        self._log.info("files_open", files=space.num_files, bytes=space.held_bytes)
+        return self._open
+
+    async def _sweep(self, folder: OpenFolder) -> None:
+        """Remove files and batches whose time is over."""
+        for record in folder.spool.expired():
+            if folder.book.user_of(record.id) is None:
+                await folder.spool.remove(record)
+        await folder.book.forget()
