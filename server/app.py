@@ -19,16 +19,22 @@ from tiercel.server.api.middleware import BodyLimit, ErrorBoundary, RequestAccou
 from tiercel.server.api.openapi import DocumentedApp
 from tiercel.server.api.pipeline import GenerationPipeline
 from tiercel.server.api.routes.admin import AdminRoutes
+from tiercel.server.api.routes.batches import BatchRoutes
 from tiercel.server.api.routes.chat import ChatRoutes
 from tiercel.server.api.routes.completions import CompletionRoutes
+from tiercel.server.api.routes.embeddings import EmbeddingRoutes
+from tiercel.server.api.routes.files import FileRoutes
+from tiercel.server.api.routes.messages import MessageRoutes
 from tiercel.server.api.routes.models import ModelRoutes
 from tiercel.server.api.routes.operations import OperationsRoutes
+from tiercel.server.api.routes.responses import ResponseRoutes
 from tiercel.server.api.routes.tokenize import TokenizeRoutes
+from tiercel.server.batch.upload_form import FORM_BYTES
 from tiercel.server.http.admin_listener import AdminElsewhere, AdminListener
 from tiercel.server.http.failure import on_admission_error, on_http_error
 from tiercel.server.http.host import HostCheck, accepted_hosts
 from tiercel.server.http.root_path import RootPath, check_root_path
-from tiercel.server.tenancy.auth import AdminGuard, Guard, MetricsGuard
+from tiercel.server.tenancy.auth import AdminGuard, Guard, MessagesGuard, MetricsGuard
 from tiercel.server.ui.routes import UiRoutes
 
 
@@ -50,16 +56,25 @@ def create_app(context: ServerContext, admin: AdminListener | None = None) -> Do
         redirect_slashes=False,
     )
     pipeline, operations = GenerationPipeline(context), OperationsRoutes(context)
-    generation = [*ChatRoutes(context, pipeline).routes(), *CompletionRoutes(context, pipeline).routes()]
+    generation = [
+        *ChatRoutes(context, pipeline).routes(),
+        *CompletionRoutes(context, pipeline).routes(),
+        *ResponseRoutes(context, pipeline).routes(),
+    ]
     key, admin_key, metrics_key = Guard(context.tenants), AdminGuard(context.tenants), MetricsGuard(context.tenants)
+    message_key = MessagesGuard(context.tenants)
     families: list[tuple[str, Callable[[Request], Awaitable[None]] | None, list[ApiRoute]]] = [
         ("operations", None, operations.open_routes()),
         ("operations", metrics_key, operations.metrics_routes()),
         ("operations", key, operations.guarded_routes()),
         ("openai", key, [*generation, *ModelRoutes(context).routes()]),
+        ("anthropic", message_key, MessageRoutes(context, pipeline).routes()),
+        ("embeddings", key, EmbeddingRoutes(context, pipeline).routes()),
         ("text", key, TokenizeRoutes(context).routes()),
         ("admin", admin_key, AdminRoutes(context).routes()),
     ]
+    others = [route for _, _, routes in families for route in routes]
+    families.append(("files", key, [*FileRoutes(context).routes(), *BatchRoutes(context, others).routes()]))
     for tag, guard, routes in families:
         app.include_router(make_router(tag, routes), dependencies=[] if guard is None else [Depends(guard)])
     app.include_router(UiRoutes(context).router())
@@ -111,5 +126,11 @@ def _layers(context: ServerContext, admin: AdminListener | None) -> list[Middlew
                 allow_credentials=settings.allow_credentials,
             )
         )
-    layers.append(Middleware(BodyLimit, limit_bytes=lambda: context.settings.max_body_bytes))
+    layers.append(
+        Middleware(
+            BodyLimit,
+            limit_bytes=lambda: context.settings.max_body_bytes,
+            upload_bytes=lambda: context.settings.max_file_bytes + FORM_BYTES,
+        )
+    )
     return layers

@@ -5,22 +5,31 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from tiercel.clock import MonotonicClock
 from tiercel.config import Resolved
+from tiercel.ids import TenantId
 from tiercel.log import set_log_level
 from tiercel.server.api.answer_budget import AnswerBudget
+from tiercel.server.api.answer_style import AnswerStyle
+from tiercel.server.api.background import BackgroundRuns
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.generation_config import load_sampling_defaults
+from tiercel.server.api.pooling import read_pooling
+from tiercel.server.api.response_store import ResponseStore, StoreLimits
+from tiercel.server.batch.service import BatchService
 from tiercel.server.control.configuration import Configuration, SettingsVersion
 from tiercel.server.engine.client import EngineClient
+from tiercel.server.engine.status import EngineState
+from tiercel.server.grammar.checker import GrammarChecker
 from tiercel.server.http.body_budget import BodyBudget
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.metrics.tenants import oldest_waits
 from tiercel.server.tenancy.admission import Admission
-from tiercel.server.tenancy.directory import open_directory
-from tiercel.server.tenancy.tenants import TenantTable
+from tiercel.server.tenancy.directory import TenantDirectory, open_directory
+from tiercel.server.tenancy.tenants import Tenant, TenantTable
 from tiercel.server.tenancy.usage import UsageBook
 from tiercel.server.text.chat_template import ChatTemplate, TemplateRendering
 from tiercel.server.text.template_pool import TemplatePool
@@ -86,6 +95,11 @@ def build_context(
     client.status.stall_limit_s = lambda: configuration.server.stall_timeout_s or stall_limit_s() or _STALL_S
     bodies = BodyBudget(lambda: configuration.server.max_pending_body_bytes, lambda: metrics.on_rejected("body_memory"))
     metrics.open_bodies(lambda: bodies.held_bytes, lambda: configuration.server.max_pending_body_bytes)
+    batches = BatchService.of(settings, _Conditions(configuration, client, admission, tenants), clock, time.time)
+    if batches is not None:
+        metrics.open_batches(batches)
+    responses = ResponseStore(lambda: _store_limits(configuration.server), clock, metrics.responses.on_forgotten)
+    metrics.responses.open(lambda: responses.num_responses, lambda: responses.num_bytes)
     traces = make_traces(settings.otlp_traces_endpoint)
     template = None  # last, because an error behind it would leave its process behind
     if codec.chat_template is not None:
@@ -108,5 +122,41 @@ def build_context(
         answers=AnswerBudget(
             lambda: configuration.server.max_answer_bytes, lambda: metrics.on_rejected("answer_memory")
         ),
+        batches=batches,
+        grammars=GrammarChecker(folder / "tokenizer.json"),
+        pooling=read_pooling(Path(settings.model), settings.pooling),
+        answer_style=AnswerStyle.of(settings.tool_call_parser, settings.reasoning_parser, codec.chat_template),
+        responses=responses,
+        background=BackgroundRuns(),
         traces=traces,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Conditions:
+    """The conditions under which lines of batches are asked."""
+
+    configuration: Configuration
+    client: EngineClient
+    admission: Admission
+    tenants: TenantDirectory
+
+    @property
+    def is_calm(self) -> bool:
+        return self.client.status.state is EngineState.READY and self.admission.is_calm
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.configuration.server.max_body_bytes
+
+    def tenant(self, name: TenantId) -> Tenant | None:
+        return self.tenants.table.by_name.get(name)
+
+
+def _store_limits(settings: ServerSettings) -> StoreLimits:
+    return StoreLimits(
+        tenant_responses=settings.stored_responses,
+        tenant_bytes=settings.stored_response_tenant_bytes,
+        total_bytes=settings.stored_response_bytes,
+        lifetime_s=settings.stored_response_lifetime_s,
     )

@@ -24,7 +24,8 @@ from tiercel.server.http.activation import open_listener
 from tiercel.server.http.descriptors import max_connections
 from tiercel.server.http.listen import bind_admin, check_tls
 from tiercel.server.http.uvicorn_server import hide_cut_streams, loop_factory
-from tiercel.server.lifecycle import EXIT_CONFIG, Daemon
+from tiercel.server.leaving import EXIT_CONFIG
+from tiercel.server.lifecycle import Daemon
 from tiercel.settings import ServerSettings, Settings
 
 _GC_THRESHOLDS = (20_000, 20, 50)  # one request makes thousands of objects, few of them cyclic garbage

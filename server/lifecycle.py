@@ -1,4 +1,4 @@
-"""Run the daemon: load, serve, reload, drain and stop the engine."""
+"""Run the daemon: load, serve and reload, until it leaves."""
 
 import asyncio
 import signal
@@ -17,23 +17,15 @@ from tiercel.server.control.messages import ADMIN, HTTP
 from tiercel.server.control.predecessor import Predecessor
 from tiercel.server.control.systemd import SystemdNotifier
 from tiercel.server.engine.client import EngineClient
-from tiercel.server.engine.mailbox import StreamEnd
 from tiercel.server.engine.status import EngineState
 from tiercel.server.engine.supervisor import Supervisor
 from tiercel.server.http.admin_listener import AdminListener
 from tiercel.server.http.listen import url_of
 from tiercel.server.http.reaper import Reaper
-from tiercel.server.http.uvicorn_server import FLUSH_S, QuietServer, uvicorn_config
-from tiercel.server.tenancy.admission import shutting_down
+from tiercel.server.http.uvicorn_server import QuietServer, uvicorn_config
+from tiercel.server.leaving import EXIT_CONFIG, EXIT_ENGINE, EXIT_OK, Departure
 from tiercel.settings import ServerSettings, Settings
 
-EXIT_OK = 0
-EXIT_FORCED = 1
-EXIT_CONFIG = 2
-EXIT_ENGINE = 3
-
-_ENGINE_PATIENCE_S = 2.0  # to wait for the exit of the engine after `Quit`
-_PERSIST_S = 5.0  # at least, for the engine to write to the SSD tier what the drain has left unfinished
 _POLL_S = 0.02
 _TRACES_S = 2.0  # to send the traces of the last requests
 _MAX_RELOADS = 2  # a running and a queued one
@@ -61,8 +53,12 @@ class Daemon:
         self._supervisor = supervisor
         self._predecessor = predecessor
         admin = None if admin_sock is None else AdminListener(admin_sock)
-        app = create_app(context, admin)
-        self._server = QuietServer(uvicorn_config(app, settings.server, context.metrics.on_refused))
+        app = self._app = create_app(context, admin)
+        self._server = QuietServer(
+            uvicorn_config(app, settings.server, context.metrics.on_refused), settings.server.timeout_headers_s
+        )
+        self._notifier = SystemdNotifier(notify_socket(), context.clock)
+        self._departure = Departure(context, supervisor, self._server, self._notifier)
         self._handover = Handover(
             context.client.status,
             self._sock_by_name,
@@ -72,12 +68,7 @@ class Daemon:
         )
         self._out = out
         self._err = err
-        self._signals = 0
-        self._first_signal = asyncio.Event()
-        self._second_signal = asyncio.Event()
-        self._drain_end_s = 0.0  # time at which --shutdown-timeout ends
         self._reloads: set[asyncio.Task[None]] = set()
-        self._notifier = SystemdNotifier(notify_socket(), context.clock)
         self._status = ""  # for the service manager; empty until the engine is ready
         self._log = structlog.stdlib.get_logger("server.lifecycle")
 
@@ -94,6 +85,8 @@ class Daemon:
         self._context.metrics.watch_engine(lambda: self._supervisor.pid)
         try:
             supervising = self._start_engine()
+            if self._context.batches is not None:
+                self._context.batches.start(self._app)
             serving = asyncio.create_task(self._serve())
             if self._predecessor is None:
                 self._handover.listen(self._settings.server)
@@ -106,13 +99,15 @@ class Daemon:
             for task in (reaping, trimming, *watching):
                 task.cancel()
             server.should_exit = True
-            server.force_exit = self._second_signal.is_set()
+            server.force_exit = self._departure.is_forced
             await serving
-            code = await self._stop_engine(code)
+            code = await self._departure.stop_engine(code)
             self._handover.close()
             await asyncio.gather(supervising, return_exceptions=True)
             return code
         finally:
+            if self._context.batches is not None:
+                await self._context.batches.stop()
             if self._context.traces is not None:
                 await asyncio.to_thread(self._context.traces.close, _TRACES_S)
             self._context.close()
@@ -121,7 +116,7 @@ class Daemon:
         """Accept connections: at once, or when the engine is ready if another daemon accepts them until then."""
         status = self._context.client.status
         if self._predecessor is not None:
-            await status.wait_until(lambda: status.ready is not None or status.is_over or self._signals > 0)
+            await status.wait_until(lambda: status.ready is not None or status.is_over or self._departure.is_requested)
             if status.ready is None:
                 return
         await self._server.serve(sockets=list(self._sock_by_name.values()))
@@ -157,22 +152,17 @@ class Daemon:
         return [asyncio.create_task(self._notifier.watch(silence_s, lambda: not status.is_stalled))]
 
     def _begin_drain(self) -> float:
-        if not self._signals:
+        if not self._departure.is_requested:
             self._on_signal()
         return self._context.settings.shutdown_timeout_s
 
     def _on_signal(self) -> None:
-        self._signals += 1
         self._handover.is_draining = True
-        self._context.client.status.notify()
-        if self._signals == 1:
-            limit_s = self._context.settings.shutdown_timeout_s + FLUSH_S + _PERSIST_S + 3 * _ENGINE_PATIENCE_S
-            self._notifier.stopping("letting answers finish", limit_s)
-        (self._first_signal if self._signals == 1 else self._second_signal).set()
+        self._departure.request()
 
     def _on_hangup(self) -> None:
         """Reload the settings and the tenants, unless a reload is queued already."""
-        if not self._signals and len(self._reloads) < _MAX_RELOADS:
+        if not self._departure.is_requested and len(self._reloads) < _MAX_RELOADS:
             reload = asyncio.ensure_future(self._reload())
             self._reloads.add(reload)
             reload.add_done_callback(self._reloads.discard)
@@ -196,7 +186,7 @@ class Daemon:
         Errors: those of the HTTP server.
         """
         client = self._context.client
-        stop_requested = asyncio.create_task(self._first_signal.wait())
+        stop_requested = asyncio.create_task(self._departure.requested.wait())
         engine_ended = asyncio.create_task(client.status.wait_gone())
         loaded = asyncio.create_task(client.status.wait_ready())
         taken_over = asyncio.create_task(self._handover.confirmed.wait())
@@ -211,12 +201,12 @@ class Daemon:
             if serving.done():
                 serving.result()
             if taken_over.done() and not stop_requested.done() and not engine_ended.done():
-                return await self._leave(stop_requested, engine_ended)
+                return await self._departure.leave(stop_requested, engine_ended)
             if not stop_requested.done():
                 return self._engine_ended(client)
             if client.status.state is EngineState.LOADING:
                 return self._give_up_loading(client)
-            return await self._drain(engine_ended, self._context.settings.shutdown_timeout_s)
+            return await self._departure.drain(engine_ended, self._context.settings.shutdown_timeout_s)
         finally:
             tasks = (stop_requested, engine_ended, loaded, taken_over)
             for task in tasks:
@@ -236,77 +226,6 @@ class Daemon:
         self._context.admission.close()
         client.close()  # requests that wait for the model get an error
         return EXIT_OK
-
-    async def _leave(self, stop_requested: "asyncio.Task[bool]", engine_ended: "asyncio.Task[None]") -> int:
-        """Another daemon accepts the connections: serve those that are open to their end, then drain."""
-        end_s = self._context.clock.now_s() + self._context.settings.shutdown_timeout_s
-        closed = asyncio.create_task(self._wait_closed())
-        try:
-            await asyncio.wait(
-                [closed, stop_requested, engine_ended],
-                timeout=end_s - self._context.clock.now_s(),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            closed.cancel()
-        return await self._drain(engine_ended, max(0.0, end_s - self._context.clock.now_s()))
-
-    async def _drain(self, engine_ended: "asyncio.Task[None]", timeout_s: float) -> int:
-        """Refuse new work, let streams finish until the timeout, then end them with an error event."""
-        client = self._context.client
-        self._drain_end_s = self._context.clock.now_s() + timeout_s
-        refusal = shutting_down()
-        end = StreamEnd(refusal.message, refusal.code)
-        self._context.admission.close()
-        self._log.info("draining", open=client.sequences.num_open, timeout_s=timeout_s)
-        client.refuse_queued(end)
-        idle = asyncio.create_task(self._wait_idle())
-        second_signal = asyncio.create_task(self._second_signal.wait())
-        try:
-            await asyncio.wait(
-                [idle, second_signal, engine_ended], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            for task in (idle, second_signal):
-                task.cancel()
-        client.refuse_all(end)
-        self._log.info("drained", forced=self._second_signal.is_set())
-        if client.status.state is EngineState.DEAD:
-            return EXIT_ENGINE
-        return EXIT_FORCED if self._second_signal.is_set() else EXIT_OK
-
-    async def _stop_engine(self, code: int) -> int:
-        """Let the engine persist its cache for the rest of the drain time, then stop it. Return the exit code.
-
-        A second signal ends the wait. The engine gets `_PERSIST_S` at least: sequences that the drain has ended early
-        are found again by clients that repeat the request.
-        """
-        client = self._context.client
-        left_s = self._drain_end_s - self._context.clock.now_s()
-        patience_s = max(_PERSIST_S, left_s) if code == EXIT_OK and self._drain_end_s else 0.0
-        self._supervisor.stop()
-        client.quit(patience_s)
-        if patience_s:
-            engine_ended = asyncio.create_task(client.status.wait_gone())
-            second_signal = asyncio.create_task(self._second_signal.wait())
-            limit_s = patience_s + _ENGINE_PATIENCE_S
-            await asyncio.wait([engine_ended, second_signal], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            for task in (engine_ended, second_signal):
-                task.cancel()
-            code = EXIT_FORCED if self._second_signal.is_set() else code
-        client.close()
-        await self._supervisor.leave(_ENGINE_PATIENCE_S if code == EXIT_OK else 0.0)
-        return code
-
-    async def _wait_closed(self) -> None:
-        """Return when no client is connected."""
-        while self._server.num_connections:  # noqa: ASYNC110 - a set of uvicorn
-            await asyncio.sleep(_POLL_S)
-
-    async def _wait_idle(self) -> None:
-        """Return when no client waits for a token and no admitted request is still being prepared."""
-        while self._context.client.sequences.num_open or self._context.admission.num_reserved:  # noqa: ASYNC110 - two counters
-            await asyncio.sleep(_POLL_S)
 
     def _announce(self, url: str) -> None:
         """Announce to the service manager, in the log and on stdout that the engine is ready."""

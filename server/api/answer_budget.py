@@ -12,17 +12,28 @@ ANSWERS = 4
 """The number of answers of the largest size that may be under way."""
 
 _TEXT_BYTES = 16  # of a token: its text, once as it is collected and once as JSON
+_PARSED_BYTES = 24  # of a token of an answer with calls or thoughts: its parts, once in pieces and once as JSON texts
 _RETRY_S = 5
 
 
-def answer_bytes(params: Sequence[SamplingParams], choices: int) -> int:
-    """Return the largest memory of a whole answer: `params` of each prompt, with as many choices each."""
+def answer_bytes(params: Sequence[SamplingParams], choices: int, *, is_parsed: bool = False) -> int:
+    """Return the largest memory of the outputs: `params` of each prompt, with as many choices each."""
+    text_bytes = _TEXT_BYTES + (_PARSED_BYTES if is_parsed else 0)
     return (
         sum(
-            one.max_tokens * (_TEXT_BYTES + (0 if one.logprobs is None else logprobs_bytes(one.logprobs)))
+            one.max_tokens * (text_bytes + (0 if one.logprobs is None else logprobs_bytes(one.logprobs)))
             for one in params
         )
         * choices
+    )
+
+
+def prompt_bytes(params: Sequence[SamplingParams], lengths: Sequence[int]) -> int:
+    """Return the memory of the log-probabilities of prompts of these lengths in tokens, one set for each prompt."""
+    return sum(
+        length * logprobs_bytes(one.prompt_logprobs)
+        for one, length in zip(params, lengths, strict=True)
+        if one.prompt_logprobs is not None
     )
 
 
@@ -63,9 +74,28 @@ class AnswerBudget:
         """The bytes that are reserved now."""
         return self._held_bytes
 
-    def check(self, params: Sequence[SamplingParams], choices: int, max_tokens_field: str) -> None:
-        """Refuse an answer that is too large alone. Errors: AdmissionError (400) naming the fields and the limit."""
-        size, limit = answer_bytes(params, choices), self._limit_bytes()
+    def check_prompts(self, params: Sequence[SamplingParams], lengths: Sequence[int]) -> None:
+        """Refuse log-probabilities of prompts, of these lengths in tokens, that are too large alone.
+
+        Errors: AdmissionError (400) naming the fields and the limit.
+        """
+        size, limit = prompt_bytes(params, lengths), self._limit_bytes()
+        if size > limit:
+            count = max(one.prompt_logprobs or 0 for one in params)
+            raise AdmissionError(
+                400,
+                f"The log-probabilities of the prompt take {size} bytes of memory: {sum(lengths)} tokens with {count}"
+                f" log-probabilities each. An answer can take {limit} bytes (--max-answer-bytes). Please reduce"
+                " prompt_logprobs, or logprobs if echo is set, or the length of the prompt.",
+                code="answer_too_large",
+                param="prompt_logprobs",
+            )
+
+    def check(
+        self, params: Sequence[SamplingParams], choices: int, max_tokens_field: str, *, is_parsed: bool = False
+    ) -> None:
+        """Refuse outputs that are too large alone. Errors: AdmissionError (400) naming the fields and the limit."""
+        size, limit = answer_bytes(params, choices, is_parsed=is_parsed), self._limit_bytes()
         if size <= limit:
             return
         logprobs = max((one.logprobs for one in params if one.logprobs is not None), default=None)
@@ -82,15 +112,28 @@ class AnswerBudget:
             param="logprobs" if has_logprobs else max_tokens_field,
         )
 
-    def reserve(self, params: Sequence[SamplingParams], choices: int) -> AnswerRoom:
-        """Reserve the memory of an answer. Errors: AdmissionError (503) with Retry-After if there is too little."""
-        size = answer_bytes(params, choices) if any(one.logprobs is not None for one in params) else 0
+    def reserve(
+        self,
+        params: Sequence[SamplingParams],
+        choices: int,
+        lengths: Sequence[int],
+        pooled_bytes: int = 0,
+        *,
+        is_parsed: bool = False,
+    ) -> AnswerRoom:
+        """Reserve the memory of an answer to prompts of these lengths in tokens. `choices`: 0 for a stream, whose
+        outputs are not kept. `pooled_bytes`: of vectors. Errors: AdmissionError (503) with Retry-After if there is too
+        little.
+        """
+        has_logprobs = any(one.logprobs is not None for one in params)
+        size = answer_bytes(params, choices, is_parsed=is_parsed) if has_logprobs else 0
+        size += prompt_bytes(params, lengths) + pooled_bytes
         if size and self._held_bytes + size > ANSWERS * self._limit_bytes():
             self._on_refused()
             raise AdmissionError(
                 503,
-                "The server holds too many answers with log-probabilities. Please try again later, or set stream to"
-                " true.",
+                "The server holds too many answers with log-probabilities or vectors. Please try again later, or set"
+                " stream to true.",
                 code="overloaded",
                 kind="server_error",
                 retry_after_s=_RETRY_S,

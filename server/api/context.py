@@ -12,11 +12,17 @@ from starlette.requests import Request
 from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
 from tiercel.server.api.answer_budget import AnswerBudget
+from tiercel.server.api.answer_style import AnswerStyle
+from tiercel.server.api.background import BackgroundRuns
 from tiercel.server.api.generation_config import SamplingDefaults
 from tiercel.server.api.params import ModelLimits
+from tiercel.server.api.pooling import PoolingStyle
+from tiercel.server.api.response_store import ResponseStore
+from tiercel.server.batch.service import BatchService
 from tiercel.server.control.configuration import Configuration
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.status import EngineStartError
+from tiercel.server.grammar.checker import GrammarChecker
 from tiercel.server.http.body import read_object
 from tiercel.server.http.body_budget import BodyBudget, BodyHolding
 from tiercel.server.metrics.registry import ServerMetrics
@@ -36,8 +42,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One model behind one engine. Frozen: state that changes is in `configuration`, `client`, `admission`, `tenants`
-    and `metrics`."""
+    """One model behind one engine. Frozen: state that changes is in `configuration`, `client`, `admission`, `tenants`,
+    `responses`, `background` and `metrics`."""
 
     configuration: Configuration
     codec: TextCodec
@@ -54,6 +60,12 @@ class ServerContext:
     started_at: int
     bodies: BodyBudget  # of requests that are not admitted yet
     answers: AnswerBudget  # that are not streamed
+    grammars: GrammarChecker
+    pooling: PoolingStyle
+    answer_style: AnswerStyle
+    responses: ResponseStore
+    background: BackgroundRuns
+    batches: BatchService | None = None  # None without a folder for files
     traces: TraceSink | None = None  # None if no traces are made
 
     @property
@@ -66,6 +78,7 @@ class ServerContext:
         self.workers.shutdown(wait=False, cancel_futures=True)
         if self.template is not None:
             self.template.close()
+        self.grammars.close()
 
     async def limits(self, tenant: Tenant = DEFAULT_TENANT) -> ModelLimits:
         """Return the limits of the model and of the tenant; wait for the engine to load.
@@ -78,7 +91,7 @@ class ServerContext:
             raise self._unserved() from exc
         if self.client.status.is_over:
             raise self._unserved()
-        return ModelLimits.of(ready, self.settings.max_logprobs, tenant.share.kv_quota.hbm)
+        return ModelLimits.of(ready, self.settings, tenant.share.kv_quota.hbm)
 
     def _unserved(self) -> AdmissionError:
         return AdmissionError(503, "The engine has stopped.", code="engine_dead", kind="server_error", retry_after_s=5)

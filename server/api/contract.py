@@ -2,7 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from types import UnionType
+from typing import Literal, cast, get_args
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -22,7 +23,9 @@ GENERATION_REFUSALS = (*BODY_REFUSALS, *KEY_REFUSALS, 404, 429, 500, 503, 504)
 class Contract:
     """The body, the answers and the refusals of one route.
 
-    `bodies` are alternatives. A route whose refusals are not errors in OpenAI's shape lists them in `answers`.
+    `bodies` are alternatives, and so are the members of a union.
+
+    A route whose refusals are not errors in OpenAI's shape lists them in `answers`.
     """
 
     bodies: tuple[object, ...] = ()
@@ -32,6 +35,7 @@ class Contract:
     text_type: str | None = None  # media type of an answer 200 that is not JSON
     refusals: tuple[int, ...] = ()
     is_open_locally: bool = False  # needs no key from this machine
+    takes_api_key: bool = False  # the key may be in the header x-api-key
 
     @property
     def all_answers(self) -> dict[int, object]:
@@ -42,14 +46,19 @@ class Contract:
     def types(self) -> tuple[object, ...]:
         """Every type that the document needs."""
         events = () if self.events is None else (self.events,)
-        return (*self.bodies, *self.all_answers.values(), *events)
+        return tuple(member for kind in (*self.bodies, *self.all_answers.values(), *events) for member in members(kind))
+
+
+def members(kind: object) -> tuple[object, ...]:
+    """Return the types of a union; of anything else, itself."""
+    return cast(tuple[object, ...], get_args(kind)) if isinstance(kind, UnionType) else (kind,)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
     """One method of one path."""
 
-    method: Literal["GET", "POST", "PUT", "PATCH"]
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
     path: str
     handler: Callable[..., Awaitable[Response]]
     contract: Contract

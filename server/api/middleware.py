@@ -1,7 +1,6 @@
 """Pure ASGI layers: request ids and the log line, the body limit, and the handler of unexpected errors."""
 
 import asyncio
-import contextlib
 import re
 import secrets
 import traceback
@@ -16,7 +15,8 @@ from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
 from tiercel.server.engine.generation import Generation
 from tiercel.server.http.failure import fault_response, internal_error, slow_reader
-from tiercel.server.http.watch import ClientGoneError, SlowReaderError
+from tiercel.server.http.message_failure import is_messages_path
+from tiercel.server.http.watch import ClientGoneError, SlowReaderError, linger
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tracing.context import begin_context, read_context
 from tiercel.server.tracing.record import RequestRecord
@@ -31,10 +31,13 @@ _UNCOUNTED = frozenset(
     }
 )
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})  # others are counted as "other"
-_GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")  # each of their requests has a log line
+_GENERATION_PATHS = (  # each of their requests has a log line
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+)
+UPLOAD_PATH = "/v1/files"
 _CLIENT_CLOSED = 499  # logged status if the client closed the connection first
 _ENGINE_S = 5.0  # to wait for the report of an aborted sequence
-_LINGER_S = 1.0  # maximum time to read the rest of a refused body
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -77,13 +80,16 @@ class RequestAccounting:
         record.is_generation = scope["method"] == "POST" and scope["path"].endswith(_GENERATION_PATHS)
         if record.is_generation:
             record.trace = read_context(headers) or (None if self._traces is None else begin_context())
-        scope.setdefault("state", {})["request_record"] = record
+        state = scope.setdefault("state", {})
+        state["request_record"], state["request_id"] = record, record.request_id
         echo = record.request_id.encode() if is_from_client or self._echo_id else None
 
         async def send_noted(message: Message) -> None:
             is_start = message["type"] == "http.response.start"
             if is_start:
                 own = [] if echo is None else [(b"x-request-id", echo)]
+                if is_messages_path(scope["path"]):
+                    own.append((b"request-id", record.request_id.encode()))
                 message = {**message, "headers": [*message["headers"], *own, *record.headers()]}
             await send(message)
             if is_start:
@@ -113,6 +119,8 @@ class RequestAccounting:
     async def _publish_settled(self, record: RequestRecord, generation: Generation, handler: str, status: int) -> None:
         """Publish the record once the engine has reported the sequences, or after `_ENGINE_S`."""
         try:
+            if record.background is not None:
+                await asyncio.wait([record.background])
             await generation.settle(_ENGINE_S)
         finally:
             self._publish(record, handler, status)
@@ -146,7 +154,7 @@ class ErrorBoundary:
             record = record_of(scope)
             record.outcome = "slow_reader"
             if record.status is None:
-                await fault_response(slow_reader())(scope, receive, send)
+                await fault_response(slow_reader(), scope)(scope, receive, send)
         except Exception as exc:
             await self._answer(exc, scope, receive, send)
 
@@ -158,34 +166,28 @@ class ErrorBoundary:
             "internal_error", error_id=error_id, request_id=record.request_id, kind=type(exc).__name__, frames=frames
         )
         if record.status is None:
-            await fault_response(internal_error(error_id))(scope, receive, send)
-
-
-async def _linger(receive: Receive) -> None:
-    """Read the rest of the body for up to 1 s: closing a connection with unread data resets it and loses the answer."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            more = True
-            while more:
-                more = (await receive()).get("more_body", False)
+            await fault_response(internal_error(error_id), scope)(scope, receive, send)
 
 
 class BodyLimit:
     """Refuses bodies over a limit, by the declared length and by the received length."""
 
-    def __init__(self, app: ASGIApp, limit_bytes: Callable[[], int]) -> None:
+    def __init__(self, app: ASGIApp, limit_bytes: Callable[[], int], upload_bytes: Callable[[], int]) -> None:
+        """`upload_bytes` is the limit of uploaded files, which are written to disk as they arrive."""
         self._app = app
         self._limit_bytes = limit_bytes
+        self._upload_bytes = upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit_bytes = self._limit_bytes()
+        is_upload = scope["method"] == "POST" and scope["path"].removeprefix(scope.get("root_path", "")) == UPLOAD_PATH
+        limit_bytes = self._upload_bytes() if is_upload else self._limit_bytes()
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdecimal() or int(declared[:20]) > limit_bytes:
-            await _linger(receive)
-            await fault_response(_too_large(limit_bytes))(scope, receive, send)
+            await linger(receive)
+            await fault_response(_too_large(limit_bytes), scope)(scope, receive, send)
             return
         seen_bytes = 0
 
@@ -195,7 +197,7 @@ class BodyLimit:
             if message["type"] == "http.request":
                 seen_bytes += len(message.get("body", b""))
                 if seen_bytes > limit_bytes:
-                    await _linger(receive)
+                    await linger(receive)
                     raise _too_large(limit_bytes)
             return message
 

@@ -11,10 +11,13 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import Match
 from starlette.types import Scope
 
-from tiercel.server.api.contract import EVENTS, JSON, ApiRoute, Contract
+from tiercel.server.api.contract import EVENTS, JSON, ApiRoute, Contract, members
+from tiercel.server.api.schemas.descriptions import FIELD_TEXTS
 
 _REF = "#/components/schemas/{}"
 _SCHEME = "key"
+_API_KEY = "x-api-key"
+_OWN_PHRASES = {529: "Overloaded"}  # of statuses that HTTP does not have
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 Document = dict[str, Any]  # Any: a JSON document
@@ -55,17 +58,24 @@ def _completed(document: Document, contracts: Mapping[tuple[str, str], Contract]
             content = {media_type: {"schema": _schema(contract.bodies)} for media_type in contract.body_types}
             operation["requestBody"] = {"required": True, "content": content}
         if 401 in contract.refusals:
-            operation["security"] = [{_SCHEME: []}, *([{}] if contract.is_open_locally else [])]
+            operation["security"] = [
+                {_SCHEME: []},
+                *([{_API_KEY: []}] if contract.takes_api_key else []),
+                *([{}] if contract.is_open_locally else []),
+            ]
         operation["responses"] = _responses(contract)
     components = document["components"] = document.get("components", {})
     components["schemas"] = _component_schemas([kind for contract in contracts.values() for kind in contract.types])
-    components["securitySchemes"] = {_SCHEME: {"type": "http", "scheme": "bearer"}}
+    components["securitySchemes"] = {
+        _SCHEME: {"type": "http", "scheme": "bearer"},
+        _API_KEY: {"type": "apiKey", "in": "header", "name": _API_KEY},
+    }
     return document
 
 
 def _responses(contract: Contract) -> Document:
     responses: Document = {
-        str(status): {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": _schema((kind,))}}}
+        str(status): {"description": _phrase(status), "content": {JSON: {"schema": _schema((kind,))}}}
         for status, kind in sorted(contract.all_answers.items())
     }
     if contract.events is not None:
@@ -76,8 +86,16 @@ def _responses(contract: Contract) -> Document:
     return responses
 
 
+def _phrase(status: int) -> str:
+    return _OWN_PHRASES.get(status) or HTTPStatus(status).phrase
+
+
 def _schema(kinds: Sequence[object]) -> Document:
-    schemas = [{"$ref": _REF.format(kind.__name__)} if isinstance(kind, type) else {"type": "object"} for kind in kinds]
+    schemas = [
+        {"$ref": _REF.format(kind.__name__)} if isinstance(kind, type) else {"type": "object"}
+        for union in kinds
+        for kind in members(union)
+    ]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
@@ -89,5 +107,10 @@ def _component_schemas(kinds: Sequence[object]) -> Document:
     _, definitions = models_json_schema(
         [(model, "validation") for model in models], ref_template=_REF.format("{model}")
     )
+    for body, schema in cast(Document, definitions["$defs"]).items():
+        for name, field in schema.get("properties", {}).items():
+            text = FIELD_TEXTS.get(f"{body}.{name}", FIELD_TEXTS.get(name))
+            if text is not None and "description" not in field:
+                field["description"] = text
     _, components = msgspec.json.schema_components(structs, ref_template=_REF.format("{name}"))
     return {**cast(Document, definitions["$defs"]), **components}

@@ -1,6 +1,7 @@
 """The sampling of a request: client fields and the model's defaults, with the checks that need the model."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -13,12 +14,17 @@ from tiercel.server.api.generation_config import SamplingDefaults
 from tiercel.server.api.schemas.chat import ChatFields
 from tiercel.server.api.schemas.completion import CompletionFields
 from tiercel.server.api.schemas.sampling import SamplingFields
+from tiercel.server.api.structured import check_ends, constraint_of
+from tiercel.server.grammar.constraint import Constraint
 from tiercel.server.text.stop import TextRules
+from tiercel.settings import ServerSettings
 from tiercel.wire import Ready
 
 _MIN_TEMPERATURE = 0.01  # a lower one overflows half precision; 0 itself means greedy
 _DEFAULT_COMPLETION_TOKENS = 16
 _SEED_BITS = 63
+WHOLE_VOCABULARY = -1
+"""The number of log-probabilities that stands for all."""
 
 T = TypeVar("T")
 
@@ -29,7 +35,9 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
     max_model_len: int  # tokens, prompt and outputs together
     vocab_size: int
     pool_tokens: int  # KV pool of the device tier
-    max_logprobs: int
+    max_logprobs: int  # at most vocab_size
+    prompt_lookup_num_tokens: int = 0  # of requests that do not say
+    has_grammars: bool = True  # requests may have a grammar
     quota_tokens: int | None = None  # of the tenant, of the same pool; None = no quota
 
     @property
@@ -38,13 +46,16 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
         return min(self.max_model_len, self.pool_tokens)
 
     @staticmethod
-    def of(ready: Ready, max_logprobs: int, quota_bytes: int | None = None) -> "ModelLimits":
+    def of(ready: Ready, settings: ServerSettings, quota_bytes: int | None = None) -> "ModelLimits":
         """Return the limits that the engine reported, with the tenant's quota of the device tier in whole blocks."""
+        most = settings.max_logprobs
         return ModelLimits(
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
             pool_tokens=ready.blocks_total * ready.block_size,
-            max_logprobs=max_logprobs,
+            max_logprobs=min(ready.vocab_size if most == WHOLE_VOCABULARY else most, ready.vocab_size),
+            prompt_lookup_num_tokens=settings.prompt_lookup_num_tokens,
+            has_grammars=ready.has_grammars,
             quota_tokens=None if quota_bytes is None else quota_bytes // ready.block_bytes * ready.block_size,
         )
 
@@ -52,12 +63,19 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
 class SamplingPlan(Struct, frozen=True, kw_only=True):
     """The sampling of a request, as far as it does not depend on the prompt."""
 
-    n: int
+    n: int  # choices that are computed of each prompt
+    kept: int | None = None  # choices of each prompt that are returned: the best; None = all
+    echo: tuple[str | None, ...] | None = None  # the text of each prompt, if it is repeated; None: given as tokens
     seed: int | None
     max_tokens: int | None  # None = the rest of the context
     max_tokens_field: str
     params: SamplingParams  # seed and max_tokens are set for each choice and prompt
+    returns_tokens: bool = False
+    is_streamed: bool = False
+    pooled_bytes: int = 0  # memory of the vector of each prompt
     rules: TextRules
+    constraint: Constraint | None = None  # not checked yet; its grammar is set in `params` once it is
+    is_parsed: bool = False  # answers are split into calls, thoughts and content
 
     def for_prompt(self, num_prompt: int, limits: ModelLimits, default_cap: int | None) -> SamplingParams:
         """Return the sampling for a prompt of `num_prompt` tokens.
@@ -78,7 +96,9 @@ class SamplingPlan(Struct, frozen=True, kw_only=True):
     def choice_params(self, params: SamplingParams, choice: int, draw_seed: Callable[[], int]) -> SamplingParams:
         """Return the sampling of one choice, with a seed of its own, derived from the client's seed if there is one."""
         seed = draw_seed() if self.seed is None else choice_seed(self.seed, choice)
-        return replace(params, seed=seed)
+        # A stream must not wait for another choice. A whole answer has the log-probabilities of a prompt once.
+        prompt_logprobs = params.prompt_logprobs if choice == 0 or self.is_streamed else None
+        return replace(params, seed=seed, prompt_logprobs=prompt_logprobs)
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -93,8 +113,7 @@ def chat_plan(fields: ChatFields, defaults: SamplingDefaults, limits: ModelLimit
     """Return the sampling of a chat request. Errors: AdmissionError (400)."""
     logprobs = None
     if fields.logprobs:
-        logprobs = fields.top_logprobs or 0
-        _check_logprobs("top_logprobs", logprobs, limits)
+        logprobs = _num_logprobs("top_logprobs", fields.top_logprobs or 0, limits)
     elif fields.top_logprobs:
         raise AdmissionError(400, "when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
     has_new_name = fields.max_completion_tokens is not None
@@ -103,19 +122,40 @@ def chat_plan(fields: ChatFields, defaults: SamplingDefaults, limits: ModelLimit
         defaults,
         limits,
         logprobs=logprobs,
+        prompt_logprobs=_prompt_logprobs(fields, limits),
         max_tokens=fields.max_completion_tokens if has_new_name else fields.max_tokens,
         max_tokens_field="max_completion_tokens" if has_new_name else "max_tokens",
+        least_tokens=1 if fields.prompt_logprobs is None else 0,
     )
 
 
 def completion_plan(fields: CompletionFields, defaults: SamplingDefaults, limits: ModelLimits) -> SamplingPlan:
     """Return the sampling of a text completion. Errors: AdmissionError (400)."""
-    if fields.logprobs is not None:
-        _check_logprobs("logprobs", fields.logprobs, limits)
+    logprobs = None if fields.logprobs is None else _num_logprobs("logprobs", fields.logprobs, limits)
+    prompt_logprobs = _prompt_logprobs(fields, limits)
+    if prompt_logprobs is None and fields.echo:
+        prompt_logprobs = logprobs
+    best_of = None if fields.best_of in (None, fields.n or 1) else fields.best_of
+    if best_of is not None:
+        if best_of < (fields.n or 1):
+            raise AdmissionError(400, f"best_of must be at least n={fields.n}, got {best_of}.", param="best_of")
+        if fields.stream:
+            raise AdmissionError(
+                400, "best_of cannot be streamed: it must equal n, or stream be false.", param="best_of"
+            )
+        logprobs = logprobs or 0  # they choose
     max_tokens = fields.max_tokens if fields.max_tokens is not None else _DEFAULT_COMPLETION_TOKENS
-    return _plan(
-        fields, defaults, limits, logprobs=fields.logprobs, max_tokens=max_tokens, max_tokens_field="max_tokens"
+    plan = _plan(
+        fields,
+        defaults,
+        limits,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        max_tokens=max_tokens,
+        max_tokens_field="max_tokens",
+        least_tokens=0,
     )
+    return plan if best_of is None else replace(plan, kept=fields.n or 1)
 
 
 def _plan(
@@ -124,25 +164,33 @@ def _plan(
     limits: ModelLimits,
     *,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     max_tokens: int | None,
     max_tokens_field: str,
+    least_tokens: int,
 ) -> SamplingPlan:
     if fields.stream_options is not None and not fields.stream:
         raise AdmissionError(400, "Stream options can only be defined when `stream=True`.", param="stream_options")
-    if max_tokens is not None and max_tokens < 1:
+    if max_tokens is not None and max_tokens < least_tokens:
         raise AdmissionError(
-            400, f"{max_tokens_field} must be at least 1, got {_short(max_tokens)}.", param=max_tokens_field
+            400,
+            f"{max_tokens_field} must be at least {least_tokens}, got {_short(max_tokens)}.",
+            param=max_tokens_field,
         )
+    constraint = constraint_of(fields)
+    if constraint is not None:
+        check_ends(constraint, ignore_eos=bool(fields.ignore_eos))
     stops = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
     min_tokens = fields.min_tokens or 0
+    top_p = _or(fields.top_p, defaults.top_p)  # 0: the smallest set of tokens has one token, as with temperature 0
     return SamplingPlan(
-        n=fields.n or 1,
+        n=fields.num_choices,
         seed=fields.seed,
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         params=SamplingParams(
-            temperature=_temperature(fields.temperature, defaults),
-            top_p=_or(fields.top_p, defaults.top_p),
+            temperature=0.0 if top_p == 0 else _temperature(fields.temperature, defaults),
+            top_p=top_p or 1.0,
             top_k=max(_or(fields.top_k, defaults.top_k), 0),
             min_p=_or(fields.min_p, defaults.min_p),
             repetition_penalty=_or(fields.repetition_penalty, defaults.repetition_penalty),
@@ -152,7 +200,10 @@ def _plan(
             min_tokens=min_tokens,
             stop_token_ids=_token_ids(fields.stop_token_ids or [], "stop_token_ids", limits),
             ignore_eos=bool(fields.ignore_eos),
+            prompt_lookup_num_tokens=_or(fields.prompt_lookup_num_tokens, limits.prompt_lookup_num_tokens),
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            allowed_token_ids=_token_ids(fields.allowed_token_ids or [], "allowed_token_ids", limits),
         ),
         rules=TextRules(
             stops=stops,
@@ -160,6 +211,9 @@ def _plan(
             skip_special_tokens=fields.skip_special_tokens is not False,
             min_tokens=min_tokens,
         ),
+        constraint=constraint,
+        returns_tokens=bool(fields.return_token_ids),
+        is_streamed=bool(fields.stream),
     )
 
 
@@ -177,22 +231,46 @@ def _short(number: int) -> str:
     return str(number) if abs(number) < 10**20 else "a number too large"
 
 
-def _check_logprobs(field: str, count: int, limits: ModelLimits) -> None:
+def _prompt_logprobs(fields: SamplingFields, limits: ModelLimits) -> int | None:
+    """Return the number of log-probabilities of each token of the prompt. Errors: AdmissionError (400)."""
+    if fields.prompt_logprobs is None:
+        return None
+    if fields.stream and fields.prompt_logprobs:
+        raise AdmissionError(400, "`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
+    return _num_logprobs("prompt_logprobs", fields.prompt_logprobs, limits)
+
+
+def _num_logprobs(field: str, count: int, limits: ModelLimits) -> int:
+    """Return the number of log-probabilities; WHOLE_VOCABULARY stands for all. Errors: AdmissionError (400)."""
+    if count == WHOLE_VOCABULARY:
+        count = limits.vocab_size
     if count > limits.max_logprobs:
         raise AdmissionError(
             400,
             f"Requested {field} of {_short(count)}, which is greater than max allowed: {limits.max_logprobs}",
             param=field,
         )
+    return count
+
+
+def _shown_key(name: str) -> str:
+    """Return a key for a message: letters that could confuse a reader are replaced."""
+    return '"' + re.sub(r"[^A-Za-z0-9_.:/+ -]", "?", name[:32]) + '"'
 
 
 def _logit_bias(entries: Mapping[str, float], limits: ModelLimits) -> tuple[tuple[int, float], ...]:
     biases: dict[int, float] = {}
     for name, bias in entries.items():
         if not name.isascii() or not name.isdecimal() or len(name) > 10:
-            raise AdmissionError(400, "logit_bias: every key must be a token id", param="logit_bias")
+            raise AdmissionError(
+                400, f"logit_bias: the key {_shown_key(name)} is not a token id, such as 50256", param="logit_bias"
+            )
         if not -100 <= bias <= 100:
-            raise AdmissionError(400, "logit_bias: every value must be between -100 and 100", param="logit_bias")
+            raise AdmissionError(
+                400,
+                f"logit_bias: the value of token {name} must be between -100 and 100, got {bias:g}",
+                param="logit_bias",
+            )
         biases[_token_ids([int(name)], "logit_bias", limits)[0]] = bias
     return tuple(biases.items())
 
@@ -200,7 +278,12 @@ def _logit_bias(entries: Mapping[str, float], limits: ModelLimits) -> tuple[tupl
 def _token_ids(tokens: list[int], field: str, limits: ModelLimits) -> tuple[int, ...]:
     for token in tokens:
         if not 0 <= token < limits.vocab_size:
-            raise AdmissionError(400, f"{field}: token id {_short(token)} is out of vocabulary", param=field)
+            raise AdmissionError(
+                400,
+                f"{field}: token id {_short(token)} is out of vocabulary: the model has {limits.vocab_size} tokens,"
+                f" 0 to {limits.vocab_size - 1}",
+                param=field,
+            )
     return tuple(tokens)
 
 
@@ -211,7 +294,7 @@ def check_length(num_prompt: int, max_tokens: int | None, field: str, limits: Mo
             the tenant's quota. An answer that reaches the quota ends there.
     """
     longest = limits.longest
-    if num_prompt >= longest:
+    if num_prompt >= longest + (max_tokens == 0):  # without outputs, the prompt may fill the context
         raise too_long(num_prompt, limits)
     if limits.quota_tokens is not None and num_prompt > limits.quota_tokens:
         raise AdmissionError(
@@ -221,7 +304,7 @@ def check_length(num_prompt: int, max_tokens: int | None, field: str, limits: Mo
             code="context_length_exceeded",
             param="input_tokens",
         )
-    total = num_prompt + (max_tokens or 1)
+    total = num_prompt + (1 if max_tokens is None else max_tokens)
     if total > longest:
         raise AdmissionError(
             400,

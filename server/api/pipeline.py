@@ -5,7 +5,7 @@ A route reads the body, checks its own fields and wraps them into a `GenerationC
 
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import structlog
@@ -14,13 +14,16 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tiercel.errors import AdmissionError
 from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.api.answer_budget import AnswerRoom
+from tiercel.server.api.begun import BegunAnswer
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.deadline import DEADLINE_EXCEEDED, QUEUE_TIMEOUT, deadline_of, queue_limit_of
 from tiercel.server.api.delta_encoder import ReplyShape
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan
+from tiercel.server.api.prompt import encode_bad_words
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.schemas.sampling import SamplingFields, StreamOptions
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
@@ -28,16 +31,20 @@ from tiercel.server.api.stream import EventStream, FailureNote, StreamRules
 from tiercel.server.api.time_limits import TimeLimits
 from tiercel.server.api.whole import WholeReply
 from tiercel.server.engine.choice_text import ChoiceText, GenerationError, SequenceFailedError
+from tiercel.server.engine.client import Submission
 from tiercel.server.engine.generation import Generation, StreamEndedError
+from tiercel.server.engine.logprobs import DrawnTokens
 from tiercel.server.engine.mailbox import Mailbox, portion_tokens
+from tiercel.server.engine.prompt_answer import PromptAnswer
 from tiercel.server.engine.sequences import SequenceStart
 from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.admission import AdmissionRequest, Entry, Terms
-from tiercel.server.tenancy.auth import tenant_of
+from tiercel.server.tenancy.auth import is_of_batch, tenant_of
 from tiercel.server.tenancy.tenants import Tenant, narrowed
 from tiercel.server.text.detokenizer import make_detokenizer
 from tiercel.server.tracing.record import RequestRecord
+from tiercel.tenant import LAST_BAND
 
 
 class GenerationCall(Protocol):
@@ -50,7 +57,7 @@ class GenerationCall(Protocol):
     def num_prompts(self) -> int: ...
 
     def plan(self, limits: ModelLimits) -> SamplingPlan:
-        """Return how its prompts are sampled. Errors: AdmissionError (400)."""
+        """Return how its prompts are sampled; called behind `tokenize`. Errors: AdmissionError (400)."""
         ...
 
     async def tokenize(self, limits: ModelLimits) -> list[list[int]]:
@@ -67,6 +74,9 @@ class _ReplyFields(Struct, frozen=True):
 
     stream: bool
     stream_options: StreamOptions | None
+    with_tokens: bool
+    kept: int | None
+    num_choices: int
 
 
 class _PreparedCall(Struct, frozen=True):
@@ -74,6 +84,7 @@ class _PreparedCall(Struct, frozen=True):
 
     plan: SamplingPlan
     prompts: list[list[int]]
+    texts: list[str]  # of the prompts, if the answer repeats them
     params: list[SamplingParams]  # of each prompt
 
 
@@ -86,7 +97,7 @@ class GenerationPipeline:
 
     def head(self, fields: SamplingFields, id_prefix: str, *, with_logprobs: bool) -> ReplyHead:
         """Return the head of the answer. Errors: AdmissionError (404) for an unknown model."""
-        settings = self._context.settings
+        settings, status = self._context.settings, self._context.client.status
         return ReplyHead(
             id=id_prefix + secrets.token_hex(16),
             created=int(self._context.wall_s()),
@@ -94,61 +105,121 @@ class GenerationPipeline:
             with_logprobs=with_logprobs,
             with_details=settings.enable_prompt_tokens_details,
             role="assistant",
+            service_tier=None if fields.service_tier is None else _served_tier(fields),
+            with_tokens=bool(fields.return_token_ids),
+            with_prompt_logprobs=fields.prompt_logprobs is not None,
+            read_fingerprint=lambda: status.ready.fingerprint or None if status.ready is not None else None,
+            names_token_ids=bool(fields.return_tokens_as_token_ids),
         )
 
-    async def answer(self, request: Request, read: Callable[[dict[str, object]], ReadCall]) -> Response:
+    async def answer(
+        self, request: Request, read: Callable[[dict[str, object]], ReadCall], own_fields: Collection[str] = ()
+    ) -> Response:
         """Read a body with `read`, admit, tokenise and submit its call; return the answer.
+
+        `own_fields` of the route have names that are refused elsewhere.
 
         The time limits of the request hold from its arrival to the end of its answer. Errors: AdmissionError,
         ClientGoneError.
         """
-        shape, fields, generation, room = await self._admit(request, read)  # nothing larger of the body lives longer
+        return self.answer_of(await self.begin(request, read, own_fields))
+
+    def answer_of(self, begun: BegunAnswer) -> Response:
+        """Return the answer to a request that has been submitted."""
+        if begun.is_streamed:
+            return EventStream(begun.generation, begun.shape, begun.rules, begun.note, begun.room)
+        return WholeReply(
+            begun.generation,
+            begun.shape,
+            begun.rules,
+            begun.note,
+            self._context.codec.vocabulary,
+            begun.room,
+            begun.kept,
+            begun.num_choices,
+        )
+
+    async def begin(
+        self, request: Request, read: Callable[[dict[str, object]], ReadCall], own_fields: Collection[str] = ()
+    ) -> BegunAnswer:
+        """Do the same up to the submission; the caller makes the answer, or aborts the generation. Errors: the same."""
+        # Nothing larger of the body lives longer.
+        shape, fields, generation, room = await self._admit(request, read, own_fields)
         rules, note = self._stream_rules(fields), self._failure_note(record_of(request.scope))
-        if fields.stream:
-            return EventStream(generation, shape, rules, note)
-        return WholeReply(generation, shape, rules, note, self._context.codec.vocabulary, room)
+        return BegunAnswer(
+            shape, generation, room, rules, note, bool(fields.stream), kept=fields.kept, num_choices=fields.num_choices
+        )
 
     async def _admit(
-        self, request: Request, read: Callable[[dict[str, object]], ReadCall]
+        self, request: Request, read: Callable[[dict[str, object]], ReadCall], own_fields: Collection[str]
     ) -> tuple[ReplyShape, _ReplyFields, Generation, AnswerRoom]:
         tenant, record = tenant_of(request.scope), record_of(request.scope)
-        record.tenant = tenant.name
+        record.tenant, record.is_of_batch = tenant.name, is_of_batch(request.scope)
         record.rate_headers = lambda: self._context.admission.rate_headers(tenant)
         with self._context.hold_body(request) as holding:
             body = await self._context.read_object(request, holding)
-            refuse_unsupported(body)
+            refuse_unsupported(body, own_fields)
             call, shape, model = read(body)
             record.note_parsed(model)
             fields = call.fields
-            with self._context.admission.enter(tenant, fields.n or 1, prompts=call.num_prompts) as entry:
+            record.ignored_fields = fields.ignored_names
+            with self._context.admission.enter(tenant, fields.num_choices, prompts=call.num_prompts) as entry:
                 limits = self._time_limits(fields, request, tenant, record)
                 preparing = limits.prepare(self._prepare(call, tenant, record, holding), record)
                 prepared = await run_watched(preparing, request.receive)
                 with contextlib.ExitStack() as until_submitted:
                     room = until_submitted.enter_context(self._reserve(prepared, fields))
-                    generation = self._submit(prepared, fields, tenant, entry, record)
+                    generation, prompts = self._submit(prepared, fields, tenant, entry, record)
+                    shape.begin(prompts)
                     until_submitted.pop_all()  # from here on the answer holds the room
                 limits.watch(generation)
-        return shape, _ReplyFields(bool(fields.stream), fields.stream_options), generation, room
+        plan = prepared.plan
+        reply = _ReplyFields(plan.is_streamed, fields.stream_options, plan.returns_tokens, plan.kept, plan.n)
+        return shape, reply, generation, room
 
     async def _prepare(
         self, call: GenerationCall, tenant: Tenant, record: RequestRecord, holding: BodyHolding
     ) -> _PreparedCall:
         with holding.displaceable():
             limits = await self._context.limits(tenant)
-        plan = call.plan(limits)
         with record.tokenising():
             prompts = await call.tokenize(limits)
+            plan = call.plan(limits)
+            if call.fields.bad_words:
+                plan = await self._with_bad_words(plan, call.fields.bad_words, limits)
+        plan = await self._with_grammar(plan, limits, tenant)
         cap = self._context.defaults.max_new_tokens
-        return _PreparedCall(plan, prompts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
+        texts = [] if plan.echo is None else await self._echoed(plan.echo, prompts, plan)
+        return _PreparedCall(plan, prompts, texts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
+
+    async def _with_grammar(self, plan: SamplingPlan, limits: ModelLimits, tenant: Tenant) -> SamplingPlan:
+        """Return the plan with the checked grammar of its constraint. Errors: AdmissionError (400)."""
+        constraint = plan.constraint
+        if constraint is None:
+            return plan
+        if not limits.has_grammars:
+            raise AdmissionError(
+                400,
+                f"{constraint.field} is not supported for this model: its tokenizer cannot be used for grammars",
+                code="unsupported_parameter",
+                param=constraint.field.partition(".")[0],
+            )
+        grammar = await self._context.grammars.checked_grammar(constraint, limits.vocab_size, tenant.name)
+        return replace(plan, params=replace(plan.params, grammar=grammar))
 
     def _reserve(self, prepared: _PreparedCall, fields: SamplingFields) -> AnswerRoom:
-        """Reserve the memory of a whole answer. A stream needs none. Errors: AdmissionError (400 or 503)."""
-        if fields.stream:
-            return AnswerRoom(lambda: None)
-        plan, answers = prepared.plan, self._context.answers
-        answers.check(prepared.params, plan.n, plan.max_tokens_field)
-        return answers.reserve(prepared.params, plan.n)
+        """Reserve the memory of a whole answer. Of a stream, only what repeats the prompt takes memory.
+
+        Errors: AdmissionError (400 or 503).
+        """
+        plan, answers, params = prepared.plan, self._context.answers, prepared.params
+        lengths = [len(prompt) * (plan.n if plan.is_streamed else 1) for prompt in prepared.prompts]
+        answers.check_prompts(params, lengths)
+        if not plan.is_streamed:
+            answers.check(params, plan.n, plan.max_tokens_field, is_parsed=plan.is_parsed)
+        pooled_bytes = plan.pooled_bytes * len(params)
+        choices = 0 if plan.is_streamed else plan.n
+        return answers.reserve(params, choices, lengths, pooled_bytes, is_parsed=plan.is_parsed)
 
     def _time_limits(
         self, fields: SamplingFields, request: Request, tenant: Tenant, record: RequestRecord
@@ -169,8 +240,11 @@ class GenerationPipeline:
         tenant: Tenant,
         entry: Entry,
         record: RequestRecord,
-    ) -> Generation:
-        """Pass the second gate and submit. Nothing is awaited in between, so that the counts of the gate hold."""
+    ) -> tuple[Generation, list[PromptAnswer]]:
+        """Pass the second gate and submit. Nothing is awaited in between, so that the counts of the gate hold.
+
+        Returns also the prompt of each choice of the answer.
+        """
         plan = prepared.plan
         terms = entry.admit(
             AdmissionRequest(
@@ -178,7 +252,7 @@ class GenerationPipeline:
                 choices=plan.n,
                 max_tokens=max(params.max_tokens for params in prepared.params),
                 is_named=plan.max_tokens is not None,
-                priority=fields.priority,
+                priority=LAST_BAND if record.is_of_batch else _priority(fields, tenant),
             )
         )
         record.service = None if terms.service is None else terms.service.value
@@ -193,7 +267,37 @@ class GenerationPipeline:
         num_prompt = sum(len(prompt) for prompt in prepared.prompts)
         generation = Generation(self._context.client, submission, mailbox, choices, num_prompt, self._context.clock)
         record.note_submitted(generation)
-        return generation
+        return generation, self._prompt_answers(prepared, submission)
+
+    def _prompt_answers(self, prepared: _PreparedCall, submission: Submission) -> list[PromptAnswer]:
+        """Return the prompt of each choice. Of a whole answer, the first choice computes what all of them repeat."""
+        plan, vocabulary = prepared.plan, self._context.codec.vocabulary
+        answers: list[PromptAnswer] = []
+        for index, tokens in enumerate(prepared.prompts):
+            text = prepared.texts[index] if prepared.texts else None
+            for choice in range(plan.kept or plan.n):
+                facts = submission.facts[index * plan.n + (choice if plan.is_streamed else 0)]
+                logprobs = DrawnTokens(facts.prompt_logprobs, vocabulary)
+                answers.append(PromptAnswer(tokens, text, logprobs, facts.read_pooled))
+        return answers
+
+    async def _echoed(self, texts: Sequence[str | None], prompts: Sequence[list[int]], plan: SamplingPlan) -> list[str]:
+        """Return the texts of prompts that the answer repeats; None stands for a prompt that was given as tokens."""
+        codec, skips = self._context.codec, plan.rules.skip_special_tokens
+
+        def decode() -> list[str]:
+            return [
+                codec.decode(tokens, skip_special_tokens=skips) if text is None else text
+                for text, tokens in zip(texts, prompts, strict=True)
+            ]
+
+        return await self._context.in_worker(decode)
+
+    async def _with_bad_words(self, plan: SamplingPlan, words: Sequence[str], limits: ModelLimits) -> SamplingPlan:
+        """Return the plan with the tokens of bad words. Errors: AdmissionError (400)."""
+        codec = self._context.codec
+        tokens = await self._context.in_worker(lambda: encode_bad_words(words, codec, limits))
+        return replace(plan, params=replace(plan.params, bad_words=tokens))
 
     def _starts(
         self, prompt: list[int], params: SamplingParams, plan: SamplingPlan, terms: Terms, scope: bytes, tenant: Tenant
@@ -218,16 +322,30 @@ class GenerationPipeline:
 
     def _choice_text(self, prompt: Sequence[int], plan: SamplingPlan) -> ChoiceText:
         vocabulary = self._context.codec.vocabulary
-        detokenizer = make_detokenizer(vocabulary, prompt, skip_special_tokens=plan.rules.skip_special_tokens)
+        detokenizer = make_detokenizer(
+            vocabulary,
+            prompt,
+            skip_special_tokens=plan.rules.skip_special_tokens,
+            visible_texts=plan.rules.visible_texts,
+        )
         interval = self._context.settings.stream_interval
-        return ChoiceText(detokenizer, plan.rules, vocabulary, plan.params.stop_token_ids, interval)
+        return ChoiceText(
+            detokenizer,
+            plan.rules,
+            vocabulary,
+            plan.params.stop_token_ids,
+            interval,
+            returns_tokens=plan.returns_tokens,
+        )
 
     def _stream_rules(self, fields: _ReplyFields) -> StreamRules:
         settings, options = self._context.settings, fields.stream_options
-        include_usage = settings.enable_force_include_usage or bool(options and options.include_usage)
+        is_forced = settings.enable_force_include_usage
+        include_usage = is_forced or bool(options and options.include_usage)
         return StreamRules(
             include_usage=include_usage,
-            continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
+            continuous_usage=is_forced or (include_usage and bool(options and options.continuous_usage_stats)),
+            with_tokens=fields.with_tokens,
             with_details=settings.enable_prompt_tokens_details,
             keep_alive_s=settings.sse_keep_alive_interval_s,
         )
@@ -239,6 +357,10 @@ class GenerationPipeline:
                 if error.end.code == QUEUE_TIMEOUT:
                     self._context.metrics.on_timeout("queue_timeout", has_tokens=False)
                 return ""  # expected, and counted
+            if isinstance(error, SequenceFailedError) and error.is_of_grammar:
+                record.outcome = "error"
+                self._log.info("grammar_failed", request_id=record.request_id, detail=error.reason)
+                return ""  # the client's, who is told why
             error_id = secrets.token_hex(8)
             reason = error.end.code if isinstance(error, StreamEndedError) else "engine_error"
             detail = error.reason if isinstance(error, SequenceFailedError) else None
@@ -252,8 +374,20 @@ class GenerationPipeline:
         return note
 
 
+def _served_tier(fields: SamplingFields) -> str:
+    return "flex" if fields.service_tier == "flex" else "default"
+
+
+def _priority(fields: SamplingFields, tenant: Tenant) -> int | None:
+    """Return the priority of a request. The tier `flex` is served one band below the tenant's own."""
+    if fields.service_tier != "flex":
+        return fields.priority
+    below = tenant.share.band + 1
+    return below if fields.priority is None else max(below, fields.priority)
+
+
 def _capped(params: SamplingParams, cap: int | None) -> SamplingParams:
     """Limit the outputs to `cap`, but not below the requested minimum."""
     if cap is None or cap >= params.max_tokens:
         return params
-    return replace(params, max_tokens=max(cap, params.min_tokens, 1))
+    return replace(params, max_tokens=max(cap, params.min_tokens, 1) if params.max_tokens else 0)

@@ -4,43 +4,44 @@ from collections.abc import Callable, Sequence
 from typing import TypeGuard, cast
 
 from tiercel.errors import AdmissionError
+from tiercel.request import MAX_BAD_WORD_TOKENS
+from tiercel.server.api.conversation import read_messages, tools_json
 from tiercel.server.api.params import ModelLimits, too_long
-from tiercel.server.api.schemas.chat import ChatTemplateFields, message_text
+from tiercel.server.api.schemas.chat import ChatTemplateFields
 from tiercel.server.text.chat_template import ChatOptions, ChatPrompt, ChatTemplate, read_switches
-from tiercel.server.text.template_frames import ChatMessage
 from tiercel.server.text.tokenizer import TextCodec
 
 MAX_PROMPTS = 64
 _MAX_SHRINKING = 4  # factor by which a normaliser may shorten a text
 
 
-def split_prompts(prompt: object) -> list[str] | list[list[int]]:
-    """Return the prompts of a text completion: one or several, texts or token ids.
+def split_prompts(prompt: object, field: str = "prompt", most: int = MAX_PROMPTS) -> list[str] | list[list[int]]:
+    """Return the prompts of a request: one or several, texts or token ids.
 
     Errors: AdmissionError (400).
     """
     if isinstance(prompt, str) and prompt:
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
-        raise empty_prompt() if prompt in (None, "", []) else _wrong_prompt()
+        raise empty_prompt(field) if prompt in (None, "", []) else _wrong_prompt(field)
     entries = cast(list[object], prompt)
     if are_tokens(entries):
         return [entries]
-    if len(entries) > MAX_PROMPTS:
-        raise AdmissionError(400, f"prompt: at most {MAX_PROMPTS} prompts per request", param="prompt")
+    if len(entries) > most:
+        raise AdmissionError(400, f"{field}: at most {most} {field}s per request", param=field)
     if _are_texts(entries):
         if not all(entries):
-            raise empty_prompt()
+            raise empty_prompt(field)
         return entries
     lists: list[list[int]] = []
     for entry in entries:
         if not isinstance(entry, list):
-            raise _wrong_prompt()
+            raise _wrong_prompt(field)
         tokens = cast(list[object], entry)
         if not tokens:
-            raise empty_prompt()
+            raise empty_prompt(field)
         if not are_tokens(tokens):
-            raise _wrong_prompt()
+            raise _wrong_prompt(field)
         lists.append(tokens)
     return lists
 
@@ -54,30 +55,50 @@ def _are_texts(entries: list[object]) -> TypeGuard[list[str]]:
     return all(isinstance(entry, str) for entry in entries)
 
 
-def empty_prompt() -> AdmissionError:
+def empty_prompt(field: str = "prompt") -> AdmissionError:
     """Return the refusal of a prompt without tokens."""
     return AdmissionError(
-        400, "The prompt must not be empty: a text or a list of token ids is required.", param="prompt"
+        400, f"The {field} must not be empty: a text or a list of token ids is required.", param=field
     )
 
 
-def _wrong_prompt() -> AdmissionError:
+def _wrong_prompt(field: str) -> AdmissionError:
     return AdmissionError(
-        400, "prompt must be a string, a list of strings, a list of token ids or a list of such lists", param="prompt"
+        400, f"{field} must be a string, a list of strings, a list of token ids or a list of such lists", param=field
     )
 
 
 def encode_texts(
-    codec: TextCodec, texts: Sequence[str], limits: ModelLimits, *, add_special_tokens: bool
+    codec: TextCodec, texts: Sequence[str], limits: ModelLimits, *, add_special_tokens: bool, field: str = "prompt"
 ) -> list[list[int]]:
     """Tokenise prompts. Texts that are certainly too long are refused before. Errors: AdmissionError (400)."""
     for text in texts:
         check_text_length(len(text), codec, limits)
     prompts = [codec.encode(text, add_special_tokens=add_special_tokens) for text in texts]
     if not all(prompts):
-        raise empty_prompt()
-    check_tokens(prompts, limits, "prompt")
+        raise empty_prompt(field)
+    check_tokens(prompts, limits, field)
     return prompts
+
+
+def encode_bad_words(words: Sequence[str], codec: TextCodec, limits: ModelLimits) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences of words, as at the beginning of a text and behind a space, as in vLLM.
+
+    Errors: AdmissionError (400) for a word of too many tokens, or of a token that the model does not have.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        plain = tuple(codec.encode(word.lstrip(), add_special_tokens=False))
+        spaced = tuple(codec.encode(" " + word.lstrip(), add_special_tokens=False))
+        if not plain:
+            raise AdmissionError(400, "bad_words: an entry has no letters", param="bad_words")
+        found[plain] = None
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            found[spaced] = None
+    if any(len(tokens) > MAX_BAD_WORD_TOKENS for tokens in found):
+        raise AdmissionError(400, f"bad_words: an entry has more than {MAX_BAD_WORD_TOKENS} tokens", param="bad_words")
+    check_tokens([list(tokens) for tokens in found], limits, "bad_words")
+    return tuple(found)
 
 
 def check_tokens(prompts: Sequence[list[int]], limits: ModelLimits, field: str) -> None:
@@ -104,18 +125,17 @@ def chat_work(
 
     Errors: AdmissionError (400).
     """
-    if fields.add_generation_prompt and fields.continue_final_message:
-        raise AdmissionError(
-            400,
-            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
-            param="continue_final_message",
-        )
-    messages = [ChatMessage(entry.role, message_text(entry), entry.name) for entry in fields.messages]
-    check_text_length(sum(len(message.content) for message in messages), codec, limits)
+    continues = _continues(fields)
+    messages, tools = read_messages(fields.messages), tools_json(fields.tools or ())
+    check_text_length(sum(message.letters for message in messages) + len(tools), codec, limits)
+    for message in messages:
+        if any(text in message.role for text in codec.vocabulary.control_texts):
+            raise AdmissionError(400, "messages: a role spells a control token", param="messages")
     options = ChatOptions(
-        add_generation_prompt=fields.add_generation_prompt,
-        continue_final_message=fields.continue_final_message,
-        switches=read_switches(fields.chat_template_kwargs or {}, template),
+        add_generation_prompt=fields.add_generation_prompt and not continues,
+        continue_final_message=continues,
+        switches=read_switches(fields.chat_template_kwargs or {}, template) + _texts(fields, template),
+        tools=tools,
     )
 
     def work() -> ChatPrompt:
@@ -124,3 +144,27 @@ def chat_work(
         return prompt
 
     return work
+
+
+def _continues(fields: ChatTemplateFields) -> bool:
+    """Return whether the answer continues the last message. Errors: AdmissionError (400)."""
+    *earlier, last = fields.messages
+    if any(message.prefix for message in earlier) or (last.prefix and last.role != "assistant"):
+        raise AdmissionError(
+            400, "messages: prefix is only allowed in the last message, and there of the assistant", param="messages"
+        )
+    if last.prefix:
+        return True
+    if fields.add_generation_prompt and fields.continue_final_message:
+        raise AdmissionError(
+            400,
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            param="continue_final_message",
+        )
+    return fields.continue_final_message
+
+
+def _texts(fields: ChatTemplateFields, template: ChatTemplate) -> tuple[tuple[str, str], ...]:
+    """Return the fields with a text that the template reads. Others are ignored."""
+    values = {"reasoning_effort": fields.reasoning_effort, "verbosity": fields.verbosity}
+    return tuple((name, value) for name, value in values.items() if value is not None and name in template.texts)

@@ -8,15 +8,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tiercel.errors import AdmissionError
+from tiercel.server.api.answer_budget import AnswerRoom
 from tiercel.server.api.delta_encoder import DeltaEncoder, ReplyShape
 from tiercel.server.api.replies.usage import UsageBody, usage_body
 from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError, SequenceFailedError
 from tiercel.server.engine.generation import Generation, StreamEndedError, TokenText
 from tiercel.server.engine.mailbox import StreamEnd
 from tiercel.server.http.body_writer import BodyWriter, body_writer
-from tiercel.server.http.failure import encode_fault, engine_failed
+from tiercel.server.http.failure import engine_failed, grammar_failed
 from tiercel.server.http.patience import PatientSender
-from tiercel.server.http.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, EventFrame, event
+from tiercel.server.http.sse import MEDIA_TYPE, EventFrame
 from tiercel.server.http.watch import run_watched
 
 _HEADERS = (
@@ -29,10 +30,11 @@ _HEADERS = (
 class StreamRules(Struct, frozen=True, kw_only=True):
     """Options of a stream."""
 
-    include_usage: bool = False
+    include_usage: bool = False  # at the end; every other event has usage null
     continuous_usage: bool = False
     with_details: bool = True
     keep_alive_s: float = 0.0  # longest silence; 0 = any
+    with_tokens: bool = False  # events have the ids of their tokens
     patience_s: float = 60.0  # a client that takes nothing for this time is a slow reader
 
 
@@ -50,7 +52,7 @@ class _Flow:
         generation: Generation,
         writer: BodyWriter,
         encoder: DeltaEncoder,
-        read_usage: Callable[[], UsageBody | UnsetType],
+        read_usage: Callable[[], UsageBody | UnsetType | None],
     ) -> None:
         self._generation = generation
         self._writer = writer
@@ -98,6 +100,10 @@ def _no_usage() -> UnsetType:
     return UNSET
 
 
+def _null_usage() -> None:
+    return None
+
+
 class EventStream(Response):
     """A response that sends events as the generation proceeds, and aborts it if the client leaves or stops reading.
 
@@ -110,42 +116,49 @@ class EventStream(Response):
     request ends if the mailbox is full, or if the client takes nothing for `patience_s`.
     """
 
-    def __init__(self, generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote) -> None:
+    def __init__(
+        self, generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote, room: AnswerRoom
+    ) -> None:
+        """`room`: the memory of what the answer repeats of the prompt; released at its end."""
         super().__init__(media_type=MEDIA_TYPE)
         self._generation = generation
-        self._encoder = DeltaEncoder(shape, has_frames=not rules.continuous_usage)
+        self._encoder = DeltaEncoder(shape, has_frames=not (rules.continuous_usage or rules.with_tokens))
+        self._room = room
         self._shape = shape
         self._rules = rules
         self._note = note
         self._has_started = False
+        self._is_open = False  # the first deltas are out
         self._writer: BodyWriter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._writer = body_writer(scope)
-        with self._generation as generation:
+        with self._room, self._generation as generation:
             await run_watched(self._run(generation, send), receive, generation.mailbox.overflow)
 
     async def _run(self, generation: Generation, send: Send) -> None:
         try:
             while not generation.is_done:
                 deltas = await self._next(generation, send)
-                await self._write(send, self._encoder.encode(deltas, self._usage_reader(generation)()))
+                opening = b"" if self._is_open else self._shape.opening(self._usage(generation))
+                self._is_open = True
+                await self._write(send, opening + self._encoder.encode(deltas, self._usage_reader(generation)()))
                 if self._writer is not None and self._has_started:
                     await self._flow(generation, self._writer, send)
         except GenerationError as exc:
             error = to_refusal(exc, self._note)
             if not self._has_started:
                 raise error from exc
-            await self._write(send, b"data: " + encode_fault(error) + b"\n\n" + DONE, is_last=True)
+            await self._write(send, self._shape.failure(error), is_last=True)
             return
-        tail = DONE
+        usage = None
         if self._rules.include_usage:
             await generation.settle()
-            tail = event(self._shape.usage_chunk(self._usage(generation))) + DONE
-        await self._write(send, tail, is_last=True)
+            usage = self._usage(generation)
+        await self._write(send, self._shape.closing(usage), is_last=True)
 
     async def _next(self, generation: Generation, send: Send) -> list[ChoiceDelta]:
-        """Return the next deltas. Keep-alive comments are sent while waiting."""
+        """Return the next deltas. The silence is ended now and then while waiting."""
         if self._rules.keep_alive_s <= 0:
             return await generation.next_deltas()
         while True:
@@ -153,7 +166,7 @@ class EventStream(Response):
                 async with asyncio.timeout(self._rules.keep_alive_s):
                     return await generation.next_deltas()
             except TimeoutError:
-                await self._write(send, KEEP_ALIVE)
+                await self._write(send, self._shape.keep_alive)
 
     async def _flow(self, generation: Generation, writer: BodyWriter, send: Send) -> None:
         """Write events as the reports arrive, until the generation ends or the client does not keep up.
@@ -169,12 +182,14 @@ class EventStream(Response):
                     await generation.flow(flow.take)
             except TimeoutError:
                 if now_s() >= writer.sent_s + keep_alive_s:
-                    await self._write(send, KEEP_ALIVE)
+                    await self._write(send, self._shape.keep_alive)
                     writer.sent_s = now_s()
 
-    def _usage_reader(self, generation: Generation) -> Callable[[], UsageBody | UnsetType]:
+    def _usage_reader(self, generation: Generation) -> Callable[[], UsageBody | UnsetType | None]:
         """Return what reads the usage for the next event."""
-        return (lambda: self._usage(generation)) if self._rules.continuous_usage else _no_usage
+        if self._rules.continuous_usage:
+            return lambda: self._usage(generation)
+        return _null_usage if self._rules.include_usage else _no_usage
 
     def _usage(self, generation: Generation) -> UsageBody:
         return usage_body(generation.usage(), with_details=self._rules.with_details)
@@ -207,6 +222,8 @@ def to_refusal(error: GenerationError, note: FailureNote) -> AdmissionError:
     match error:
         case StreamEndedError(end=end):
             return ended_early(end)
+        case SequenceFailedError() if error.is_of_grammar:
+            return grammar_failed(error.reason)
         case SequenceFailedError():
             return engine_failed(error_id)
         case _:

@@ -1,8 +1,10 @@
 """The whole answer of a generation that is not streamed."""
 
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,17 +27,19 @@ _PIECE_BYTES = 64 * 1024
 class _WholeChoice:
     """The text and the log-probabilities of one choice, collected in little memory."""
 
-    __slots__ = ("_last", "_logprobs", "_text")
+    __slots__ = ("_last", "_logprobs", "_text", "_tokens")
 
     def __init__(self) -> None:
         self._text = bytearray()
         self._logprobs = PackedLogprobs()
+        self._tokens = array("I")
         self._last: ChoiceDelta | None = None
 
     def add(self, delta: ChoiceDelta) -> None:
         """Add the next delta."""
         self._text += delta.text.encode()
         self._logprobs.extend(delta.logprobs.packed)
+        self._tokens.extend(delta.tokens)
         self._last = delta
 
     def whole(self, vocabulary: Vocabulary) -> ChoiceDelta:
@@ -47,6 +51,7 @@ class _WholeChoice:
             text=self._text.decode(),
             logprobs=DrawnTokens(self._logprobs, vocabulary),
             num_outputs=last.num_outputs,
+            tokens=self._tokens,
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
         )
@@ -67,7 +72,10 @@ class WholeReply(Response):
         note: FailureNote,
         vocabulary: Vocabulary,
         room: AnswerRoom,
+        kept: int | None = None,
+        best_of: int = 1,
     ) -> None:
+        """`kept`: of `best_of` choices of each prompt only the best are returned; None = all."""
         super().__init__(media_type="application/json")
         self._generation = generation
         self._shape = shape
@@ -75,6 +83,8 @@ class WholeReply(Response):
         self._note = note
         self._vocabulary = vocabulary
         self._room = room
+        self._kept = kept
+        self._best_of = best_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = body_writer(scope)
@@ -102,15 +112,26 @@ class WholeReply(Response):
             raise to_refusal(exc, self._note) from exc
         await generation.settle()
         usage = usage_body(generation.usage(), with_details=self._rules.with_details)
-        return [part.whole(self._vocabulary) for part in parts], usage
+        choices = [part.whole(self._vocabulary) for part in parts]
+        return choices if self._kept is None else best_choices(choices, self._best_of, self._kept), usage
 
     def _pieces(self, body: list[bytes], choices: list[ChoiceDelta]) -> Iterator[bytes]:
-        """Yield the body, and in each hole the log-probabilities of a choice, which are encoded one by one."""
+        """Yield the body, and in each hole its log-probabilities, which are encoded one by one."""
         first, *others = body
         yield first
-        for choice, other in zip(choices if others else (), others, strict=True):
-            yield from self._shape.logprobs_pieces(choice.logprobs)
+        holes = self._shape.hole_pieces(choices) if others else iter(())
+        for pieces, other in zip(holes, others, strict=True):
+            yield from pieces
             yield other
+
+
+def best_choices(choices: Sequence[ChoiceDelta], best_of: int, kept: int) -> list[ChoiceDelta]:
+    """Return for each prompt the `kept` of its `best_of` choices with the highest mean log-probability, best first."""
+    best: list[ChoiceDelta] = []
+    for first in range(0, len(choices), best_of):
+        of_prompt = sorted(choices[first : first + best_of], key=lambda choice: -choice.logprobs.packed.mean)
+        best += of_prompt[:kept]
+    return [replace(choice, choice=index) for index, choice in enumerate(best)]
 
 
 async def _send_pieces(send: PatientSender, pieces: Iterable[bytes], length: int | None) -> None:

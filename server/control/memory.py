@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
+
 from tiercel.units import KIB, MIB
 
 _INTERVAL_S = 15.0
@@ -54,6 +56,7 @@ class MemoryTrimmer:
         self._resident = resident
         self._trim = trim
         self._rest_bytes = 0
+        self._log = structlog.stdlib.get_logger("server.memory")
 
     async def run(self) -> None:
         """Look after the memory until cancelled."""
@@ -61,8 +64,10 @@ class MemoryTrimmer:
         while True:
             await asyncio.sleep(_INTERVAL_S)
             if self.is_due():
+                before_bytes = self._resident()
                 gc.collect()
                 await asyncio.to_thread(self._trim)
+                self._log.debug("memory_trimmed", before_bytes=before_bytes, after_bytes=self._resident())
 
     def is_due(self) -> bool:
         """Return whether the memory is well above its lowest level, which this call notes."""

@@ -1,9 +1,11 @@
 """The text of one choice: tokens become text, stop strings are found, and the text is cut into chunks."""
 
+from array import array
 from collections.abc import Sequence
 
 from msgspec import Struct
 
+from tiercel.grammar import GRAMMAR_FAILED
 from tiercel.outcome import Finished, FinishReason
 from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
 from tiercel.server.engine.mailbox import Delivery
@@ -19,6 +21,7 @@ class ChoiceDelta(Struct, frozen=True, kw_only=True):
     text: str
     logprobs: DrawnTokens
     num_outputs: int  # tokens since the start of the choice
+    tokens: Sequence[int] = ()  # the new tokens, if the client asked for them; a hidden stop token is among them
     finish_reason: str | None = None  # stop | length | timeout
     stop_reason: int | str | None = None
 
@@ -28,11 +31,16 @@ class GenerationError(Exception):
 
 
 class SequenceFailedError(GenerationError):
-    """The engine failed one sequence of the request. `reason` is for the log only."""
+    """The engine failed one sequence of the request. `reason` is for the log only, unless its grammar failed."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("sequence failed")
         self.reason = reason
+
+    @property
+    def is_of_grammar(self) -> bool:
+        """Whether the grammar of the request is to blame: it contradicts other fields, or exceeds a limit."""
+        return self.reason.startswith(GRAMMAR_FAILED)
 
 
 class ChoiceText:
@@ -49,7 +57,7 @@ class ChoiceText:
             "_scanner",
             "_shown_outputs",
         ),
-        *("_stop_token_ids", "_text", "_vocabulary", "finish_reason", "num_outputs", "stopped_by_text"),
+        *("_stop_token_ids", "_text", "_tokens", "_vocabulary", "finish_reason", "num_outputs", "stopped_by_text"),
     )
 
     def __init__(
@@ -59,6 +67,8 @@ class ChoiceText:
         vocabulary: Vocabulary,
         stop_token_ids: Sequence[int],
         interval_tokens: int,
+        *,
+        returns_tokens: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
         self._scanner = StopScanner(rules.stops, include_stop=rules.include_stop)
@@ -66,7 +76,9 @@ class ChoiceText:
         self._vocabulary = vocabulary
         self._stop_token_ids = frozenset(stop_token_ids)
         self._interval_tokens = interval_tokens
-        self._holds_nothing = not rules.stops and interval_tokens <= 1  # complete text is shown at once
+        # Complete text is shown at once, and nothing but text.
+        self._holds_nothing = not rules.stops and interval_tokens <= 1 and not returns_tokens
+        self._tokens: array[int] | None = array("I") if returns_tokens else None  # not shown yet
         self._text = ""
         self._logprobs = PackedLogprobs()
         self._no_logprobs = DrawnTokens(PackedLogprobs(), vocabulary)
@@ -95,7 +107,11 @@ class ChoiceText:
         is_hidden = has_stop_token and not self._rules.include_stop
         if is_hidden:
             shown = shown[:-1]
+        before = self.num_outputs
         found = self._take(shown, delivery.logprobs)
+        if self._tokens is not None:
+            used = self.num_outputs - before if found is not None else len(delivery.tokens)
+            self._tokens.extend(delivery.tokens[:used])
         if found is not None:
             self.stopped_by_text = True
             return self._delta(delivery.choice, "stop", found)
@@ -104,7 +120,7 @@ class ChoiceText:
             return self._end(delivery.choice, finished)
         since_shown = self.num_outputs - self._shown_outputs
         is_due = self._shown_outputs == 0 or since_shown >= self._interval_tokens
-        if is_due and (self._text or self._logprobs or self._shown_outputs == 0):
+        if is_due and (self._text or self._logprobs or self._tokens or self._shown_outputs == 0):
             return self._delta(delivery.choice, None, None)
         return None
 
@@ -162,9 +178,12 @@ class ChoiceText:
             text=self._text,
             logprobs=DrawnTokens(self._logprobs, self._vocabulary),
             num_outputs=self.num_outputs,
+            tokens=self._tokens or (),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )
+        if self._tokens:
+            self._tokens = array("I")
         self.finish_reason = finish_reason
         self._text, self._shown_outputs = "", self.num_outputs
         self._logprobs = PackedLogprobs()

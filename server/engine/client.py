@@ -124,7 +124,7 @@ class EngineClient:
 
     def abort(self, seqs: Sequence[SeqId], reason: FinishReason) -> None:
         """End sequences now and deliver nothing more of them. Finished sequences are left alone."""
-        abandoned = self.sequences.abandon(seqs)
+        abandoned = self.sequences.abandon(seqs, reason)
         if abandoned:
             self.connection.send(Abort(abandoned, reason))
             self.status.notify()

@@ -1,16 +1,17 @@
 """Log-probabilities of many tokens in little memory."""
 
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import overload
 
 from msgspec import Struct
 
-from tiercel.outcome import TokenLogprobs
+from tiercel.outcome import PromptReading, TokenLogprobs
 from tiercel.server.text.vocabulary import Vocabulary
 
 _ENTRY_BYTES = 8  # a token id and a float32, the type in which the engine computes log-probabilities
-_POSITION_BYTES = 4
+_POSITION_BYTES = 8  # its end and the rank of its token
 _LEAST = -9999.0  # JSON has no infinity
 
 
@@ -22,6 +23,7 @@ def logprobs_bytes(count: int) -> int:
 class TokenChoice(Struct, frozen=True):
     """A token that was or could have been sampled."""
 
+    token: int
     text: str
     bytes: bytes
     logprob: float
@@ -32,17 +34,19 @@ class DrawnToken(Struct, frozen=True):
 
     drawn: TokenChoice
     likeliest: tuple[TokenChoice, ...]
+    rank: int = 1  # of the sampled token, from 1; 0: it has no log-probability
 
 
 class PackedLogprobs:
     """The log-probabilities of consecutive tokens of one sequence, in arrays."""
 
-    __slots__ = ("_ends", "_logprobs", "_tokens")
+    __slots__ = ("_ends", "_logprobs", "_ranks", "_tokens")
 
     def __init__(self) -> None:
         self._tokens = array("I")  # of each position: the sampled token, then the likeliest ones
         self._logprobs = array("f")
-        self._ends = array("I")  # of each position, in the other arrays
+        self._ends = array("I")  # of each position, in these two arrays
+        self._ranks = array("I")  # of each position: of the sampled token
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -59,6 +63,24 @@ class PackedLogprobs:
         self._logprobs.append(entry.logprob)
         self._logprobs.extend(entry.top_logprobs)
         self._ends.append(len(self._tokens))
+        self._ranks.append(entry.rank)
+
+    def append_part(self, part: PromptReading, tokens: Sequence[int]) -> None:
+        """Add the positions of a part of a prompt. `tokens`: the prompt's tokens at these positions."""
+        count, top_tokens, top_logprobs = part.num_top, array("I", part.top_tokens), array("f", part.top_logprobs)
+        for index, (token, logprob) in enumerate(zip(tokens, array("f", part.logprobs), strict=True)):
+            self._tokens.append(token)
+            self._tokens.extend(top_tokens[index * count : (index + 1) * count])
+            self._logprobs.append(logprob)
+            self._logprobs.extend(top_logprobs[index * count : (index + 1) * count])
+            self._ends.append(len(self._tokens))
+        self._ranks.extend(array("I", part.ranks))
+
+    @property
+    def mean(self) -> float:
+        """The mean log-probability of the sampled tokens; -inf if there are none."""
+        count = len(self)
+        return sum(self._logprobs[self._start(index)] for index in range(count)) / count if count else -math.inf
 
     def extend(self, other: "PackedLogprobs", start: int = 0, stop: int | None = None) -> None:
         """Add the positions from `start` to `stop` of others; positions that do not exist are left out."""
@@ -70,6 +92,7 @@ class PackedLogprobs:
         self._tokens.extend(other._tokens[first:last])
         self._logprobs.extend(other._logprobs[first:last])
         self._ends.extend(end + shift for end in other._ends[start:stop])
+        self._ranks.extend(other._ranks[start:stop])
 
     def drawn(self, position: int, vocabulary: Vocabulary) -> DrawnToken:
         """Return one position as text."""
@@ -77,7 +100,7 @@ class PackedLogprobs:
             _choice(vocabulary, self._tokens[index], self._logprobs[index])
             for index in range(self._start(position), self._ends[position])
         )
-        return DrawnToken(sampled, tuple(likeliest))
+        return DrawnToken(sampled, tuple(likeliest), self._ranks[position])
 
     def _start(self, position: int) -> int:
         return self._ends[position - 1] if position else 0
@@ -91,6 +114,10 @@ class DrawnTokens(Sequence[DrawnToken]):
     def __init__(self, packed: PackedLogprobs, vocabulary: Vocabulary) -> None:
         self.packed = packed
         self._vocabulary = vocabulary
+
+    def choice(self, token: int, logprob: float) -> TokenChoice:
+        """Return a token of this vocabulary as text."""
+        return _choice(self._vocabulary, token, logprob)
 
     def __len__(self) -> int:
         return len(self.packed)
@@ -113,4 +140,4 @@ class DrawnTokens(Sequence[DrawnToken]):
 
 def _choice(vocabulary: Vocabulary, token: int, logprob: float) -> TokenChoice:
     piece = vocabulary.token_bytes(token)
-    return TokenChoice(piece.decode("utf-8", "replace"), piece, max(logprob, _LEAST))
+    return TokenChoice(token, piece.decode("utf-8", "replace"), piece, max(logprob, _LEAST))

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from tiercel.clock import Clock
 from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import Finished, FinishReason, FirstToken
-from tiercel.request import Request, SamplingParams
+from tiercel.outcome import Finished, FinishReason, FirstToken, PromptReading
+from tiercel.request import Request, SamplingParams, unpack_tokens
+from tiercel.server.engine.logprobs import PackedLogprobs
 from tiercel.server.engine.mailbox import Mailbox, StreamEnd
 from tiercel.wire import Report
 
@@ -43,6 +44,7 @@ class SequenceFacts:
     """The record of one sequence, kept until the engine reports its end. Written by `OpenSequences`."""
 
     __slots__ = (
+        "abandoned_for",
         "arrival_s",
         "choice",
         "finished",
@@ -53,6 +55,8 @@ class SequenceFacts:
         "num_found",
         "num_resumes",
         "outputs",
+        "pooled",
+        "prompt_logprobs",
         "stage",
         "start",
         "started_s",
@@ -65,10 +69,13 @@ class SequenceFacts:
         self.tenant = start.tenant
         self.choice = choice
         self.mailbox: Mailbox | None = mailbox  # None once the client request has ended
+        self.abandoned_for: FinishReason | None = None  # why the HTTP process ended it before the engine did
         self.arrival_s = arrival_s
         self.started_s: float | None = None  # launch of its first slice; known with the first token
         self.first_token_s: float | None = None
         self.last_token_s = arrival_s
+        self.prompt_logprobs = PackedLogprobs()  # of the prompt's tokens but the first, as far as they are computed
+        self.pooled: array[float] | None = None  # the answer to a request with pooling
         self.outputs = array("I")  # tokens that the client has or will get
         self.num_found: int | None = None  # tokens that the cache had at its first slice; known with the first token
         self.num_resumes = 0  # engines that died before it ended
@@ -81,6 +88,16 @@ class SequenceFacts:
     def num_outputs(self) -> int:
         """Number of output tokens."""
         return len(self.outputs)
+
+    def add_part(self, part: PromptReading) -> None:
+        """Add log-probabilities of the prompt, which arrive in order."""
+        tokens = unpack_tokens(self.start.prompt[4 * (part.start + 1) : 4 * (part.end + 1)])
+        self.prompt_logprobs.append_part(part, tokens)
+
+    def read_pooled(self) -> "array[float]":
+        """Return the answer to a request with pooling, which has ended."""
+        assert self.pooled is not None
+        return self.pooled
 
     def request(self, seq: SeqId) -> Request:
         """Return the request for the engine: all of it, or what is left after an engine has died."""
@@ -95,6 +112,7 @@ class SequenceFacts:
             band=start.band,
             scope=start.scope,
             suspect_until=self.suspect_until,
+            num_read=len(self.prompt_logprobs),
         )
 
     def whole(self, finished: Finished, now_s: float) -> Finished:
@@ -188,6 +206,7 @@ class OpenSequences:
         Each mailbox is woken once, when everything is in it.
         """
         due: dict[Mailbox, None] = {}  # in order
+        self._take_prompts(report)
         self._take_tokens(report, now_s, due)
         for first in report.firsts:
             facts = self._facts_by_seq.get(first.seq)
@@ -205,6 +224,17 @@ class OpenSequences:
         for mailbox in due:
             mailbox.wake()
         return bool(report.finished)
+
+    def _take_prompts(self, report: Report) -> None:
+        """Keep what was read of prompts. It comes before the first token of its sequence, or before its end."""
+        for part in report.prompts:
+            facts = self._facts_by_seq.get(part.seq)
+            if facts is not None and facts.mailbox is not None:
+                facts.add_part(part)
+        for pooled in report.pooled:
+            facts = self._facts_by_seq.get(pooled.seq)
+            if facts is not None:
+                facts.pooled = array("f", pooled.vector)
 
     def _take_tokens(self, report: Report, now_s: float, due: dict[Mailbox, None]) -> None:
         """Put the tokens of a step into mailboxes; count them by tenant and by the time of the token before."""
@@ -233,13 +263,17 @@ class OpenSequences:
         if self._watcher is not None and self._tokenless:
             self._watcher.on_prompts(max(tokens, 0), busy_s)
 
-    def abandon(self, seqs: Sequence[SeqId]) -> tuple[SeqId, ...]:
-        """Deliver nothing more of these sequences. Return those that were still open."""
+    def abandon(self, seqs: Sequence[SeqId], reason: FinishReason) -> tuple[SeqId, ...]:
+        """Deliver nothing more of these sequences. Return those that were still open.
+
+        If no engine reports their ends, they are counted with `reason`.
+        """
         abandoned: list[SeqId] = []
         for seq in seqs:
             facts = self._facts_by_seq.get(seq)
             if facts is not None and facts.mailbox is not None:
                 facts.mailbox = None
+                facts.abandoned_for = reason
                 self._tokenless.pop(seq, None)
                 self._move(facts, SequenceStage.GONE)
                 abandoned.append(seq)
@@ -264,7 +298,7 @@ class OpenSequences:
         requests: list[Request] = []
         for seq, facts in list(self._facts_by_seq.items()):
             if facts.mailbox is None:
-                self._note_finished(_ended(seq, facts, now_s, FinishReason.ABORT), now_s)
+                self._note_finished(_ended(seq, facts, now_s), now_s)
             else:
                 requests.append(facts.request(seq))
         return requests
@@ -283,7 +317,7 @@ class OpenSequences:
         if facts is None:
             return
         mailbox, facts.mailbox = facts.mailbox, None
-        self._note_finished(_ended(seq, facts, now_s, FinishReason.ERROR), now_s)
+        self._note_finished(_ended(seq, facts, now_s), now_s)
         if mailbox is not None:
             mailbox.put_end(end)
             mailbox.wake()
@@ -297,7 +331,7 @@ class OpenSequences:
                 facts.mailbox.put_end(end)
                 due[facts.mailbox] = None
                 facts.mailbox = None
-            self._note_finished(_ended(seq, facts, now_s, FinishReason.ERROR), now_s)
+            self._note_finished(_ended(seq, facts, now_s), now_s)
         for mailbox in due:
             mailbox.wake()
 
@@ -339,7 +373,9 @@ class OpenSequences:
                 self._watcher.on_moved(facts, before)
 
 
-def _ended(seq: SeqId, facts: SequenceFacts, now_s: float, reason: FinishReason) -> Finished:
+def _ended(seq: SeqId, facts: SequenceFacts, now_s: float) -> Finished:
+    """Return the end of a sequence that no engine reports: as it was abandoned, else as failed with its engine."""
+    reason = facts.abandoned_for or FinishReason.ERROR
     started_s = now_s if facts.started_s is None else facts.started_s
     first_s = now_s if facts.first_token_s is None else facts.first_token_s
     return Finished(

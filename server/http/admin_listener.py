@@ -41,7 +41,7 @@ class AdminElsewhere:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _is_for_operator(scope) and not self._listener.has(scope):
             refusal = AdmissionError(404, "The requested route does not exist.", code="not_found")
-            await fault_response(refusal)(scope, receive, send)
+            await fault_response(refusal, scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

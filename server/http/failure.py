@@ -1,4 +1,4 @@
-"""Error responses in OpenAI's shape, with its types and codes."""
+"""Error responses in OpenAI's shape, with its types and codes; those of /v1/messages are in Anthropic's shape."""
 
 import math
 from typing import cast
@@ -7,10 +7,13 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from tiercel.errors import AdmissionError
+from tiercel.server.http.message_failure import encode_message_fault, is_messages_path, message_status
 
 SHUTTING_DOWN = "shutting_down"
+_REASON_LETTERS = 400
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -38,7 +41,17 @@ def encode_fault(error: AdmissionError) -> bytes:
     return msgspec.json.encode(fault_of(error))
 
 
-def fault_response(error: AdmissionError) -> Response:
+def refusal_status(error: AdmissionError, path: str) -> int:
+    """Return the HTTP status of a refusal on a path."""
+    return message_status(error) if is_messages_path(path) else error.status
+
+
+def refusal_body(error: AdmissionError, path: str, request_id: str | None) -> bytes:
+    """Return the JSON of a refusal on a path."""
+    return encode_message_fault(error, request_id) if is_messages_path(path) else encode_fault(error)
+
+
+def fault_response(error: AdmissionError, scope: Scope) -> Response:
     """Return a refusal as a response with its headers."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
@@ -49,7 +62,8 @@ def fault_response(error: AdmissionError) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if error.code == SHUTTING_DOWN or error.status in (408, 413):
         headers["Connection"] = "close"
-    return Response(encode_fault(error), error.status, headers, "application/json")
+    path, request_id = scope.get("path", ""), scope.get("state", {}).get("request_id")
+    return Response(refusal_body(error, path, request_id), refusal_status(error, path), headers, "application/json")
 
 
 _REASONS: dict[int, tuple[str, str]] = {
@@ -58,17 +72,17 @@ _REASONS: dict[int, tuple[str, str]] = {
 }
 
 
-async def on_admission_error(_request: Request, error: Exception) -> Response:
+async def on_admission_error(request: Request, error: Exception) -> Response:
     """Answer a refusal by our own code."""
     assert isinstance(error, AdmissionError)
-    return fault_response(error)
+    return fault_response(error, request.scope)
 
 
-async def on_http_error(_request: Request, error: Exception) -> Response:
+async def on_http_error(request: Request, error: Exception) -> Response:
     """Answer a refusal by the framework: unknown routes and methods."""
     status = getattr(error, "status_code", 400)
     message, code = _REASONS.get(status, ("The request cannot be served.", "invalid_request"))
-    response = fault_response(AdmissionError(status, message, code=code))
+    response = fault_response(AdmissionError(status, message, code=code), request.scope)
     headers: object = getattr(error, "headers", None)
     if isinstance(headers, dict):
         response.headers.update(cast(dict[str, str], headers))
@@ -92,3 +106,8 @@ def engine_failed(error_id: str) -> AdmissionError:
     return AdmissionError(
         500, f"The engine failed this request (error id {error_id}).", code="engine_error", kind="server_error"
     )
+
+
+def grammar_failed(reason: str) -> AdmissionError:
+    """Return the refusal for a request whose grammar cannot be followed further. `reason` is the engine's message."""
+    return AdmissionError(400, reason[:_REASON_LETTERS], code="grammar_failed")

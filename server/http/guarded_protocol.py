@@ -16,9 +16,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tiercel.errors import AdmissionError
-from tiercel.server.http.failure import encode_fault
+from tiercel.server.http.failure import refusal_body, refusal_status
 from tiercel.server.http.framing import MAX_HEAD_BYTES, MAX_HEADER_LINES, MessageMeter
 from tiercel.server.http.gate import ConnectionGate, Place, is_health_path, too_much_unfinished
+from tiercel.server.http.message_failure import is_messages_path
 
 _LINGER_S = 1.0  # to read what the client still sends: closing with unread data resets the connection
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -50,6 +51,7 @@ class GuardedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.url = b""  # of the newest request
         self._gate = gate
         self._meter = MessageMeter()
         self._place = Place.SERVED
@@ -232,16 +234,18 @@ class GuardedProtocol(HttpToolsProtocol):
         self._start_timer(_LINGER_S)
 
     def _send(self, error: AdmissionError) -> None:
-        request_id, body = secrets.token_hex(16), encode_fault(error)
+        request_id, path = secrets.token_hex(16), self.url.decode("latin-1")
+        body = refusal_body(error, path, request_id)
         self._gate.note_refusal(error, request_id)
         lines = [
             *(b"%b: %b\r\n" % header for header in self.server_state.default_headers),
             b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body),
             b"x-request-id: %b\r\n" % request_id.encode(),
+            b"request-id: %b\r\n" % request_id.encode() if is_messages_path(path) else b"",
         ]
         if error.retry_after_s is not None:
             lines.append(b"retry-after: %d\r\n" % math.ceil(error.retry_after_s))
-        self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
+        self.transport.write(b"".join([STATUS_LINE[refusal_status(error, path)], *lines, b"\r\n", body]))
 
     def _start_timer(self, limit_s: float) -> None:
         self._stop_timer()

@@ -70,7 +70,7 @@ class HostCheck:
         if refusal is None:
             await self._app(scope, receive, send)
         else:
-            await fault_response(refusal)(scope, receive, send)
+            await fault_response(refusal, scope)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> AdmissionError | None:
         names = self._admin if self._listener is not None and self._listener.has(scope) else self._public

@@ -12,9 +12,10 @@ _encoder = msgspec.json.Encoder()
 _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 
 
-def event(value: object) -> bytes:
+def event(value: object, name: str | None = None) -> bytes:
     """Return one event. Characters that some clients take for line ends are escaped."""
-    return b"data: " + _json(value) + b"\n\n"
+    line = b"" if name is None else b"event: %b\n" % name.encode()
+    return b"%bdata: %b\n\n" % (line, _json(value))
 
 
 class EventFrame:
@@ -27,9 +28,9 @@ class EventFrame:
         self._after = after
 
     @staticmethod
-    def of(value: object) -> "EventFrame | None":
+    def of(whole: bytes) -> "EventFrame | None":
         """Return the frame of an event whose text is `PLACEHOLDER`; None if this text is not there exactly once."""
-        parts = event(value).split(_json(PLACEHOLDER))
+        parts = whole.split(_json(PLACEHOLDER))
         return EventFrame(*parts) if len(parts) == 2 else None
 
     def event(self, text: str) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable, Generator
 from typing import cast
 
@@ -21,7 +22,33 @@ _CUT_STREAM = "ASGI callable returned without completing response."
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers, which would raise the signal again after a drain."""
+    """uvicorn without its signal handlers, which would raise the signal again after a drain.
+
+    A TLS handshake has `handshake_s` seconds. asyncio would wait for 60 s, and uvicorn cannot set that.
+    """
+
+    def __init__(self, config: uvicorn.Config, handshake_s: float = 10.0) -> None:
+        super().__init__(config)
+        self._handshake_s = handshake_s
+        self.servers = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on these sockets, which listen already. Called by `serve`."""
+        config = self.config
+        for sock in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                self._connection,
+                sock=sock,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=None if config.ssl is None else self._handshake_s,
+            )
+            self.servers.append(server)
+        self.started = True
+
+    def _connection(self) -> asyncio.Protocol:
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)  # a partial, see `factory`
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

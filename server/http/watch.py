@@ -1,6 +1,7 @@
 """Work that is cancelled when its client disconnects."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -15,6 +16,18 @@ class ClientGoneError(Exception):
 
 class SlowReaderError(Exception):
     """The client does not read its answer."""
+
+
+_LINGER_S = 1.0  # maximum time to read the rest of a refused body
+
+
+async def linger(receive: Receive) -> None:
+    """Read the rest of the body for up to 1 s: closing a connection with unread data resets it and loses the answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            more = True
+            while more:
+                more = (await receive()).get("more_body", False)
 
 
 async def run_watched(

@@ -228,6 +228,12 @@ class EngineMetrics:
         yield self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", totals.looked_up)
         yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", totals.found)
         yield self._counter("num_preemptions", "Preemptions.", totals.preemptions)
+        gauges = totals.gauges  # these start again with the engine, as Prometheus allows
+        yield self._counter("spec_decode_num_drafts", "Proposals of prompt lookup.", gauges.drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Proposed tokens.", gauges.proposed_tokens)
+        yield self._counter(
+            "spec_decode_num_accepted_tokens", "Proposed tokens that were drawn.", gauges.accepted_tokens
+        )
         yield self._counter(
             "corrupted_requests", "Sequences that ended because logits were not finite.", self._corrupted
         )

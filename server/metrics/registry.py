@@ -12,16 +12,23 @@ from tiercel.outcome import Finished, Gauges
 from tiercel.server.engine.crash_book import DeathKind
 from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.engine.status import EngineState
+from tiercel.server.metrics.batches import BatchFigures, BatchMetrics
 from tiercel.server.metrics.config import ConfigMetrics
 from tiercel.server.metrics.engine import ENGINE, EngineMetrics, EngineMetricsSample
 from tiercel.server.metrics.exposition import joined
+from tiercel.server.metrics.responses import ResponseMetrics
 from tiercel.server.metrics.steps import StepMetrics
 from tiercel.server.metrics.tenants import Counts, TenantMetrics, Waits
 from tiercel.server.metrics.tiers import TierMetrics
 from tiercel.wire import Ready
 
 _HTTP_S = (0.1, 0.5, 1)
-_POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+_POSTS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+    *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{id}/cancel"),
+    *("/tokenize", "/detokenize", "/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
+)
 _REJECTIONS = (
     *("queue_full", "deadline", "shutting_down", "body_memory", "answer_memory"),
     *("tenant_requests", "tenant_tokens", "tenant_concurrency", "tenant_queue_share"),
@@ -49,6 +56,7 @@ class ServerMetrics:
         self._tiers = TierMetrics(model_name)
         self.tenants = TenantMetrics()
         self.config = ConfigMetrics(self._registry)
+        self.responses = ResponseMetrics(self._registry)
         self._http_requests = Counter(
             "http_requests",
             "Requests by handler and status class; `none`: no route, or refused by the transport.",
@@ -106,6 +114,10 @@ class ServerMetrics:
     def open_bodies(self, held_bytes: Callable[[], int], limit_bytes: Callable[[], int]) -> None:
         """Set the sources of the memory of bodies that are not admitted yet."""
         self._registry.register(_BodyMetrics(held_bytes, limit_bytes))
+
+    def open_batches(self, figures: BatchFigures) -> None:
+        """Set the source of the numbers of files and batches."""
+        self._registry.register(BatchMetrics(figures))
 
     def watch_engine(self, pid: Callable[[], int]) -> None:
         """Add memory, CPU time and start time of the engine process."""

@@ -1,4 +1,4 @@
-"""Metrics of steps and preemptions, from the engine's newest gauges."""
+"""Metrics of steps, grammars and preemptions, from the engine's newest gauges."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -6,13 +6,16 @@ from typing import get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiercel.outcome import Gauges
+from tiercel.outcome import Gauges, GrammarGauges
 from tiercel.plan import PreemptionReason
 from tiercel.server.metrics.labelled import labelled_counter
 
 
 class StepMetrics(Collector):
-    """The metrics of steps and preemptions. Totals come from the engine and restart with it, as Prometheus allows."""
+    """The metrics of steps, grammars and preemptions.
+
+    Totals come from the engine and restart with it, as Prometheus allows.
+    """
 
     def __init__(self) -> None:
         self._gauges = Gauges()
@@ -34,9 +37,31 @@ class StepMetrics(Collector):
             "Threads that compute together; fewer while other processes use the cores, 0 on a GPU.",
             gauges.threads,
         )
+        yield from _grammars(gauges.grammars)
         yield from _preemptions(gauges)
         if gauges.switches:
             yield from _switches(gauges)
+
+
+def _grammars(gauges: GrammarGauges) -> Iterator[Metric]:
+    yield labelled_counter(
+        "grammars",
+        "Compilations of grammars by the engine, by result.",
+        "result",
+        (("compiled", gauges.compiled), ("failed", gauges.failed)),
+    )
+    yield CounterMetricFamily(
+        "tiercel_grammar_compile_seconds", "Seconds spent compiling grammars, beside the steps.", gauges.compile_s
+    )
+    yield CounterMetricFamily(
+        "tiercel_grammar_hits", "Requests whose grammar the engine had compiled before.", gauges.hits
+    )
+    yield CounterMetricFamily(
+        "tiercel_grammar_masks", "Masks computed, one for each token of a constrained sequence.", gauges.masks
+    )
+    yield CounterMetricFamily(
+        "tiercel_grammar_mask_seconds", "Seconds spent computing masks, within the steps.", gauges.mask_s
+    )
 
 
 def _preemptions(gauges: Gauges) -> Iterator[Metric]:

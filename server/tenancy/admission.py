@@ -27,6 +27,7 @@ _MAX_RETRY_S = 60
 _UNKNOWN_RETRY_S = 2
 _MIN_MARGIN = 0.1  # smallest share of a goal kept as a margin: the network time to the client is not measured
 _MAX_MARGIN = 1 / 3  # largest share of a goal kept as a margin for errors of the forecast
+_CALM_PRESSURE = 0.5  # below it the server takes work that can wait
 _PRESSURE_S = 10.0  # wait in the queue that counts as overload if no tenant has a goal
 
 
@@ -105,6 +106,11 @@ class Admission:
     def drain_s(self) -> float:
         """The seconds until the sequences that wait now have left the queue, for Retry-After."""
         return self._retry_after_s(self._queue.num_tokenless)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the queue is so short that work that can wait may be added."""
+        return not self._is_closed and self._pressure() < _CALM_PRESSURE
 
     @property
     def num_reserved(self) -> int:

@@ -11,6 +11,9 @@ from tiercel.exposure import is_loopback
 from tiercel.server.tenancy.directory import TenantDirectory
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
 
+BATCH_TENANT = "batch_tenant"
+"""The entry of the state of a scope that names the tenant of a request of a batch. No client can set it."""
+
 _BY_PROXY = ("forwarded", "via", "x-real-ip")
 """Headers that a proxy adds, besides those that begin with `x-forwarded-`."""
 
@@ -23,7 +26,24 @@ class Guard:
 
     async def __call__(self, request: Request) -> None:
         """Find the tenant of the request and store it. Errors: AdmissionError (401)."""
-        tenant = self._tenants.table.find(request.headers.get("authorization"))
+        state = request.scope.setdefault("state", {})
+        tenant = state.get(BATCH_TENANT) or self._tenants.table.find(request.headers.get("authorization"))
+        if tenant is None:
+            raise _wrong_key()
+        state["tenant"] = tenant
+
+
+class MessagesGuard:
+    """Route dependency of /v1/messages: finds the tenant by the key in `x-api-key`, or else as `Guard` does."""
+
+    def __init__(self, tenants: TenantDirectory) -> None:
+        self._tenants = tenants
+
+    async def __call__(self, request: Request) -> None:
+        """Find the tenant of the request and store it. Errors: AdmissionError (401)."""
+        key = request.headers.get("x-api-key")
+        authorization = request.headers.get("authorization") if key is None else f"Bearer {key}"
+        tenant = self._tenants.table.find(authorization)
         if tenant is None:
             raise _wrong_key()
         request.scope.setdefault("state", {})["tenant"] = tenant
@@ -94,6 +114,11 @@ def viewer_of(scope: Scope) -> Viewer:
 def tenant_of(scope: Scope) -> Tenant:
     """Return the tenant that `Guard` found."""
     return cast(Tenant, scope["state"]["tenant"])
+
+
+def is_of_batch(scope: Scope) -> bool:
+    """Return whether a request is a line of a batch, which the server has sent to itself."""
+    return BATCH_TENANT in scope.get("state", {})
 
 
 def is_local(request: Request) -> bool:

@@ -1,5 +1,6 @@
 """The record of one HTTP request, for its log line, its `Server-Timing` header and its trace."""
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 
@@ -21,9 +22,12 @@ class RequestRecord:
         self.status: int | None = None  # of the response, once it has started
         self.outcome: str | None = None  # why it ended, if not by a finish reason
         self.is_generation = False
+        self.is_of_batch = False  # the server has sent it to itself, as a line of a batch
         self.generation: Generation | None = None
+        self.background: asyncio.Task[None] | None = None  # which goes on with the generation after the answer
         self.tenant: str | None = None
         self.model: str | None = None  # under the name that the client used
+        self.ignored_fields: tuple[str, ...] = ()  # of the body, unknown and without effect
         self.service: str | None = None  # full | shortened | deferred; None = the tenant has full service only
         self.rate_headers: Callable[[], list[tuple[bytes, bytes]]] | None = None
         self.parsed_s: float | None = None  # when the body had been read and its fields checked
@@ -75,10 +79,12 @@ class RequestRecord:
         return self.outcome or ",".join(reasons) or None
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return additional response headers: the tenant's limits, the service level and the stages' times."""
+        """Return additional response headers: the tenant's limits, the service level, ignored fields and times."""
         headers = [] if self.rate_headers is None else self.rate_headers()
         if self.service is not None:
             headers.append((b"x-tiercel-service", self.service.encode()))
+        if self.ignored_fields:
+            headers.append((b"x-tiercel-ignored-fields", ", ".join(self.ignored_fields).encode()))
         if self.is_generation:
             stages = {**self.stages(), "total": self.duration_s}
             timing = ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in stages.items())
@@ -148,6 +154,7 @@ class RequestRecord:
             "swapped_tokens": sum(end.swapped_tokens for end in ends),
             "recomputed_tokens": sum(end.recomputed_tokens for end in ends),
             "finish_reason": self.finish,
+            **({"ignored_fields": ",".join(self.ignored_fields)} if self.ignored_fields else {}),
             "duration_ms": _ms(self.duration_s),
         }
 

@@ -22,6 +22,32 @@ _NAMES = [
     *["max_completion_tokens", "stream", "stream_options", "logprobs", "top_logprobs", "logit_bias", "seed", "user"],
     *["stop_token_ids", "ignore_eos", "cache_salt", "priority", "timeout", "echo", "tools", "response_format", "audio"],
     *["chat_template_kwargs", "add_generation_prompt", "continue_final_message", "skip_special_tokens", "unknown"],
+    *["system", "stop_sequences", "thinking", "tool_choice", "input", "tool_use_id", "output_config", "metadata"],
+    *["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "json_schema"],
+    *[
+        "ebnf",
+        "json",
+        "json_object",
+        "choice",
+        "grammar",
+        "whitespace_pattern",
+        "schema",
+        "strict",
+        "enum",
+        "properties",
+    ],
+    *["tool_choice", "parallel_tool_calls", "function", "arguments", "parameters", "tool_call_id", "reasoning_effort"],
+    *[
+        "input",
+        "instructions",
+        "previous_response_id",
+        "max_output_tokens",
+        "include",
+        "store",
+        "background",
+        "reasoning",
+    ],
+    *["truncation", "call_id", "arguments", "output", "summary", "id", "refusal", "format", "schema"],
     *["tokens", "return_token_strs", "add_special_tokens", "role", "content", "name", "type", "text", "tool_calls"],
 ]
 _BYTES = [b"", b"\xff", b"\xed\xa0\x80", b"\x00", b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\u", b"NaN", b"-"]
@@ -33,6 +59,28 @@ _TALK: list[object] = [
     {"role": "assistant", "content": "hi", "name": "a"},
     {"role": "user", "content": "ü🙂 and so on"},
 ]
+_TURNS: list[object] = [
+    {"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]},
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}]},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "5"}]},
+]
+_ITEMS: list[object] = [
+    {"role": "user", "content": [{"type": "input_text", "text": "hello"}, {"type": "input_text", "text": "world"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}], "content": []},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
+    {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+    {"role": "user", "content": "ü🙂 and so on"},
+]
+_RESPONSE: dict[str, object] = {
+    "max_output_tokens": 2,
+    "include": ["message.output_text.logprobs"],
+    "top_logprobs": 1,
+    "text": {"format": {"type": "text"}},
+    "reasoning": {"summary": "auto"},
+    "store": True,
+    "seed": 5,
+}
 _SAMPLING: dict[str, object] = {
     "max_tokens": 3,
     "n": 2,
@@ -47,15 +95,73 @@ _SAMPLING: dict[str, object] = {
     "min_tokens": 1,
     "user": "me",
 }
+_TOOLS: dict[str, object] = {
+    "tools": [
+        {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}},
+        {"type": "function", "function": {"name": "now", "strict": False}},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning_effort": "low",
+}
+_CALLS: list[object] = [
+    {"role": "user", "content": "1 + 2?"},
+    {
+        "role": "assistant",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": [1, 2]}'}}],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "3"},
+]
 _STREAM: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
+_SCHEMA: dict[str, object] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "size": {"enum": [1, "two", None]}},
+    "required": ["name"],
+}
+_FORMAT: dict[str, object] = {
+    "type": "json_schema",
+    "json_schema": {"name": "answer", "strict": True, "schema": _SCHEMA},
+}
 VALID: list[tuple[str, str, dict[str, object]]] = [
     ("POST", CHAT, {"model": MODEL, "messages": _TALK, "logprobs": True, "top_logprobs": 2, **_SAMPLING}),
     ("POST", CHAT, {"model": MODEL, "messages": _TALK[3:], "max_completion_tokens": 2, **_STREAM}),
+    ("POST", CHAT, {"model": MODEL, "messages": _CALLS, "max_tokens": 2, **_TOOLS}),
     ("POST", TEXT, {"model": MODEL, "prompt": "hello", "logprobs": 2, **_SAMPLING}),
     ("POST", TEXT, {"model": MODEL, "prompt": [[5, 6], [7]], "max_tokens": 2, **_STREAM}),
     ("POST", TEXT, {"prompt": ["one", "two"], "max_tokens": 2, "timeout": 5}),
+    ("POST", CHAT, {"messages": _TALK[3:], "max_tokens": 2, "response_format": _FORMAT}),
+    (
+        "POST",
+        TEXT,
+        {"prompt": "a", "max_tokens": 2, "structured_outputs": {"json": _SCHEMA, "whitespace_pattern": " ?"}},
+    ),
+    ("POST", TEXT, {"prompt": "a", "max_tokens": 2, "guided_choice": ["yes", "no"]}),
+    ("POST", TEXT, {"prompt": "a", "max_tokens": 2, "regex": "[a-z]{1,5}"}),
+    ("POST", TEXT, {"prompt": "a", "max_tokens": 2, "structured_outputs": {"grammar": 'root ::= "a" | "b" root'}}),
     ("POST", "/tokenize", {"model": MODEL, "prompt": "hello", "return_token_strs": True}),
     ("POST", "/tokenize", {"model": MODEL, "messages": _TALK, "add_generation_prompt": True}),
+    ("POST", "/v1/responses", {"model": MODEL, "input": _ITEMS, "instructions": "short", **_RESPONSE}),
+    ("POST", "/v1/responses", {"input": "hello", "max_output_tokens": 2, "stream": True, "truncation": "auto"}),
+    ("POST", "/v1/responses", {"input": "hello", "max_output_tokens": 2, "background": True, "metadata": {"a": "b"}}),
+    ("POST", "/v1/responses/input_tokens", {"model": MODEL, "input": _ITEMS, "instructions": "short"}),
+    ("POST", "/v1/responses/resp_1/cancel", {}),
+    ("POST", "/v1/messages", {"model": MODEL, "messages": _TURNS, "system": "short", "max_tokens": 3, "top_k": 2}),
+    (
+        "POST",
+        "/v1/messages",
+        {
+            "messages": _TURNS[:1],
+            "max_tokens": 2,
+            "stream": True,
+            "stop_sequences": ["a"],
+            "thinking": {"type": "adaptive"},
+        },
+    ),
+    ("POST", "/v1/embeddings", {"input": ["hello", "one two"], "encoding_format": "base64", "dimensions": 2}),
+    ("POST", "/v1/embeddings", {"model": MODEL, "input": [[5, 6], [7]], "priority": 1, "cache_salt": "a"}),
+    ("POST", "/v1/score", {"text_1": "hello", "text_2": ["one", "two"], "timeout": 5}),
+    ("POST", "/v1/rerank", {"query": "hello", "documents": ["one", "two"], "top_n": 1, "return_documents": True}),
+    ("POST", "/v1/messages/count_tokens", {"messages": _TURNS, "system": [{"type": "text", "text": "be"}]}),
     ("POST", "/detokenize", {"model": MODEL, "tokens": [5, 6, 7]}),
     ("POST", "/ping", {}),
     ("POST", "/admin/reload", {}),

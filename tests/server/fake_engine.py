@@ -7,14 +7,14 @@ import socket
 import sys
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from msgspec.structs import replace
 
 from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, TokenLogprobs
+from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, Pooled, PromptReading, TokenLogprobs
 from tiercel.plan import Slice
 from tiercel.request import Request, unpack_tokens
 from tiercel.settings import EngineSettings
@@ -43,6 +43,7 @@ class Script:
     """The behaviour of the fake engine. Outputs repeat `reply`, or the prompt if `reply` is empty."""
 
     reply: tuple[int, ...] = ()
+    reply_to: Callable[[Request], Sequence[int]] | None = None  # instead of `reply`
     end_token: int | None = None  # ends a sequence, except with ignore_eos
     step_s: float = 0.0
     load_s: float = 0.0
@@ -50,6 +51,7 @@ class Script:
     preempted: int = 0  # preempted sequences in the gauges, in addition to the waiting ones
     failure: str | None = None  # message of a failed start
     fail_prompt_with: int | None = None  # a token whose presence in a prompt fails the sequence
+    prompt_failure: str = "secret detail of the failure"  # its message
     die_at_step: int | None = None
     die_of_prompt_with: int | None = None  # a token whose presence in a running prompt ends the engine
     hang_at_step: int | None = None
@@ -60,6 +62,7 @@ class Script:
     max_model_len: int = 256
     block_size: int = 16
     blocks_total: int = 64
+    has_grammars: bool = True
 
 
 @dataclass
@@ -69,6 +72,8 @@ class Running:
     request: Request
     prompt: list[int]
     outputs: list[int] = field(default_factory=list)  # with those of an engine before
+    reply: Sequence[int] = ()
+    is_read: bool = False  # what was to be read of its prompt has been sent
     started_s: float | None = None  # start of its first step
     first_s: float | None = None  # time of its first token
 
@@ -171,6 +176,8 @@ class FakeEngine(asyncio.Protocol):
                 weights_bytes=1,
                 kv_bytes=1024 * (script.blocks_total + 1),
                 load_s=script.load_s,
+                has_grammars=script.has_grammars,
+                fingerprint="fp_0123456789abcdef",
             )
         )
         while True:
@@ -218,7 +225,12 @@ class FakeEngine(asyncio.Protocol):
             step_tokens += 1 + (0 if entry.started_s else len(entry.prompt))
             if self.script.fail_prompt_with in entry.prompt:
                 del self.running[seq]
-                finished.append(self._end(entry, FinishReason.ERROR, error="secret detail of the failure"))
+                finished.append(self._end(entry, FinishReason.ERROR, error=self.script.prompt_failure))
+                continue
+            self._read_prompt(entry)
+            if not entry.request.params.max_tokens:
+                del self.running[seq]
+                finished.append(self._end(entry, FinishReason.LENGTH))
                 continue
             token = self._next_token(entry)
             if entry.first_s is None:
@@ -245,6 +257,22 @@ class FakeEngine(asyncio.Protocol):
             )
         )
 
+    def _read_prompt(self, entry: Running) -> None:
+        """Send what a request reads of its prompt: log-probabilities in two portions, or the mean of its tokens."""
+        params, prompt, seq = entry.request.params, entry.prompt, entry.request.id
+        if entry.is_read:
+            return
+        entry.is_read = True
+        if params.pooling is not None:
+            vector = array("f", [sum(prompt) / len(prompt), len(prompt)]).tobytes()
+            self.send(Report(pooled=(Pooled(seq, vector),)))
+        elif params.prompt_logprobs is not None:
+            start, end = entry.request.num_read, len(prompt) - 1
+            middle = (start + end) // 2
+            for first, last in ((start, middle), (middle, end)):
+                if first < last:
+                    self.send(Report(prompts=(_prompt_part(seq, prompt, first, last, params.prompt_logprobs),)))
+
     def _gauges(self, step_tokens: int) -> Gauges:
         used = sum(len(entry.prompt) + len(entry.outputs) for entry in self.running.values())
         return Gauges(
@@ -260,7 +288,9 @@ class FakeEngine(asyncio.Protocol):
         )
 
     def _next_token(self, entry: Running) -> int:
-        source: Sequence[int] = self.script.reply or entry.prompt
+        if self.script.reply_to is not None and not entry.reply:
+            entry.reply = self.script.reply_to(entry.request)
+        source = entry.reply or self.script.reply or entry.prompt
         return source[len(entry.outputs) % len(source)]
 
     def _end_of(self, entry: Running, token: int) -> Finished | None:
@@ -309,6 +339,23 @@ class FakeEngine(asyncio.Protocol):
 def _logprobs(seq: SeqId, token: int, count: int) -> TokenLogprobs:
     tops = tuple(range(token, token + count))
     return TokenLogprobs(seq, token, -0.5, 1, tops, tuple(-0.5 - index for index in range(count)))
+
+
+def _prompt_part(seq: SeqId, prompt: Sequence[int], start: int, end: int, count: int) -> PromptReading:
+    """Return log-probabilities of -0.25 a token, of rank 2, behind tokens with lower ids."""
+    places = range(start + 1, end + 1)
+    return PromptReading(
+        seq=seq,
+        start=start,
+        end=end,
+        num_top=count,
+        logprobs=array("f", [-0.25 for _ in places]).tobytes(),
+        ranks=array("I", [2 for _ in places]).tobytes(),
+        top_tokens=array(
+            "I", [(prompt[place] + rank + 1) % 900 for place in places for rank in range(count)]
+        ).tobytes(),
+        top_logprobs=array("f", [-0.125 - rank for _ in places for rank in range(count)]).tobytes(),
+    )
 
 
 def _number(name: str) -> int | None:

@@ -83,8 +83,11 @@ async def running(
     await context.client.open(ours, EngineSettings(model=settings.model))
     listener = bind(settings)
     port = listener.getsockname()[1]
+    app = create_app(context)
+    if context.batches is not None:
+        context.batches.start(app)
     config = uvicorn.Config(
-        create_app(context),
+        app,
         http=BodyWritingProtocol.factory(
             ConnectionGate(limits or ConnectionLimits(), on_refusal=context.metrics.on_refused)
         )
@@ -104,6 +107,8 @@ async def running(
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
             yield Running(context, engine, server, http, port)
     finally:
+        if context.batches is not None:
+            await context.batches.stop()
         server.should_exit = True
         await serving
         context.client.close()

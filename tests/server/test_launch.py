@@ -108,7 +108,7 @@ class Reader(threading.Thread):
 
     def rest(self) -> list[str]:
         """Wait for the end of the stream; return all of it."""
-        self.join(15)
+        self.join(60)
         assert not self.is_alive()
         return self.lines
 

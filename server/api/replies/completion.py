@@ -3,53 +3,32 @@
 Whole answers carry every field, null where there is nothing. Chunks leave out what does not apply (UNSET).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from tiercel.server.api.replies.data_events import DataEvents
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.replies.hole import hole, list_pieces
+from tiercel.server.api.replies.prompt_logprobs import PromptLogprobs, prompt_logprobs_pieces
 from tiercel.server.api.replies.usage import UsageBody
 from tiercel.server.engine.choice_text import ChoiceDelta
 from tiercel.server.engine.logprobs import DrawnToken
+from tiercel.server.engine.prompt_answer import PromptAnswer
 
 
 class TextLogprobs(Struct, frozen=True):
-    """The log-probabilities of the tokens of a text, as parallel lists."""
+    """The log-probabilities of the tokens of a text, as parallel lists; null for the first token of a prompt."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
-def text_logprobs(drawn: Sequence[DrawnToken], offset: int) -> TextLogprobs:
-    """Return log-probabilities in the shape of text completions; `offset` is the position of the first token."""
-    return TextLogprobs(
-        list(_offsets(drawn, offset)),
-        [entry.drawn.logprob for entry in drawn],
-        [entry.drawn.text for entry in drawn],
-        [_with_drawn(entry) for entry in drawn],
-    )
-
-
-def _offsets(drawn: Iterable[DrawnToken], offset: int) -> Iterator[int]:
-    """Yield the position of each token in the text."""
-    for entry in drawn:
-        yield offset
-        offset += len(entry.drawn.text)
-
-
-def _with_drawn(entry: DrawnToken) -> dict[str, float]:
-    """Return log-probabilities by text, the most likely first; of tokens with equal text, the most likely one."""
-    logprob_by_text: dict[str, float] = {}
-    for one in (*entry.likeliest, entry.drawn):
-        logprob_by_text.setdefault(one.text, one.logprob)
-    return logprob_by_text
-
-
-class TextReplyChoice(Struct, frozen=True):
+class TextReplyChoice(Struct, frozen=True, kw_only=True):
     """One choice."""
 
     index: int
@@ -57,6 +36,9 @@ class TextReplyChoice(Struct, frozen=True):
     logprobs: TextLogprobs | None
     finish_reason: str
     stop_reason: int | str | None
+    token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class TextReply(Struct, frozen=True, kw_only=True):
@@ -67,11 +49,13 @@ class TextReply(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[TextReplyChoice]
-    usage: UsageBody
+    service_tier: str | None = None
     system_fingerprint: str | None = None
+    usage: UsageBody
+    kv_transfer_params: None = None
 
 
-class TextChunkChoice(Struct, frozen=True):
+class TextChunkChoice(Struct, frozen=True, kw_only=True):
     """The new part of one choice."""
 
     index: int
@@ -79,6 +63,8 @@ class TextChunkChoice(Struct, frozen=True):
     logprobs: TextLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class TextChunk(Struct, frozen=True, kw_only=True):
@@ -89,35 +75,52 @@ class TextChunk(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[TextChunkChoice]
-    usage: UsageBody | UnsetType = UNSET
+    service_tier: str | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+    usage: UsageBody | UnsetType | None = UNSET
 
 
-class TextShape:
+class TextShape(DataEvents):
     """Turns deltas into text completion chunks and bodies."""
 
     def __init__(self, head: ReplyHead) -> None:
         self._head = head
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, int] = {}  # of the next token, by choice that has begun
+        self._prompts: Sequence[PromptAnswer] = ()
 
-    def chunks(self, delta: ChoiceDelta, usage: UsageBody | UnsetType) -> list[TextChunk]:
-        """Return one chunk, or none while all text is held back."""
-        is_end = delta.finish_reason is not None
-        if not (delta.text or delta.logprobs or is_end):
+    def begin(self, prompts: Sequence[PromptAnswer]) -> None:
+        """Take the prompt of each choice, before anything else."""
+        self._prompts = prompts
+
+    def chunks(self, delta: ChoiceDelta, usage: UsageBody | UnsetType | None) -> list[TextChunk]:
+        """Return one chunk, or none while all text is held back. The first one of a choice repeats the prompt."""
+        is_end, is_first = delta.finish_reason is not None, delta.choice not in self._offsets
+        prompt = self._prompts[delta.choice] if is_first and self._prompts else None
+        echoed = prompt is not None and prompt.text is not None
+        if not (delta.text or delta.logprobs or delta.tokens or is_end or echoed):
             return []
+        head, offset = self._head, self._offsets.get(delta.choice, 0)
+        text = prompt.text + delta.text if prompt is not None and prompt.text is not None else delta.text
         logprobs = None
-        if self._head.with_logprobs:
-            offset = self._offsets.get(delta.choice, 0)
-            drawn = tuple(delta.logprobs)
-            logprobs = text_logprobs(drawn, offset)
-            self._offsets[delta.choice] = offset + sum(len(entry.drawn.text) for entry in drawn)
-        stop_reason = delta.stop_reason if is_end else UNSET
-        return [
-            self._chunk([TextChunkChoice(delta.choice, delta.text, logprobs, delta.finish_reason, stop_reason)], usage)
-        ]
+        if head.with_logprobs:
+            entries = list(self._entries(prompt, delta))
+            logprobs = _text_logprobs(entries, offset, head.token_name)
+            offset += sum(len(entry.drawn.text) for entry in entries)
+        self._offsets[delta.choice] = offset
+        choice = TextChunkChoice(
+            index=delta.choice,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason if is_end else UNSET,
+            token_ids=list(delta.tokens) if head.with_tokens else UNSET,
+            prompt_token_ids=list(prompt.tokens) if head.with_tokens and prompt is not None else UNSET,
+        )
+        return [self._chunk([choice], usage, is_end=is_end)]
 
     def usage_chunk(self, usage: UsageBody) -> TextChunk:
         """Return the final chunk for `include_usage`."""
-        return self._chunk([], usage)
+        return self._chunk([], usage, is_end=True)
 
     def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> TextReply:
         """Return the whole answer, with holes in place of the log-probabilities."""
@@ -126,31 +129,95 @@ class TextShape:
             id=head.id,
             created=head.created,
             model=head.model,
-            choices=[
-                TextReplyChoice(
-                    whole.choice,
-                    whole.text,
-                    hole(TextLogprobs) if head.with_logprobs else None,
-                    whole.finish_reason or "stop",
-                    whole.stop_reason,
-                )
-                for whole in choices
-            ],
+            choices=[self._choice(whole) for whole in choices],
+            service_tier=head.service_tier,
+            system_fingerprint=head.system_fingerprint,
             usage=usage,
         )
 
-    def logprobs_pieces(self, drawn: Sequence[DrawnToken]) -> Iterator[bytes]:
-        """Yield the JSON of `text_logprobs`, piece by piece."""
+    def hole_pieces(self, choices: Sequence[ChoiceDelta]) -> Iterator[Iterator[bytes]]:
+        """Yield the JSON of each hole, in order, piece by piece."""
+        for whole in choices:
+            prompt = self._prompts[whole.choice]
+            if self._head.with_logprobs:
+                yield self._logprobs_pieces(prompt, whole)
+            if self._head.with_prompt_logprobs:
+                yield prompt_logprobs_pieces(prompt)
+
+    def _choice(self, whole: ChoiceDelta) -> TextReplyChoice:
+        head, prompt = self._head, self._prompts[whole.choice]
+        return TextReplyChoice(
+            index=whole.choice,
+            text=(prompt.text or "") + whole.text,
+            logprobs=hole(TextLogprobs) if head.with_logprobs else None,
+            finish_reason=whole.finish_reason or "stop",
+            stop_reason=whole.stop_reason,
+            token_ids=list(whole.tokens) if head.with_tokens else None,
+            prompt_logprobs=hole(PromptLogprobs) if head.with_prompt_logprobs else None,
+            prompt_token_ids=list(prompt.tokens) if head.with_tokens else None,
+        )
+
+    def _logprobs_pieces(self, prompt: PromptAnswer, whole: ChoiceDelta) -> Iterator[bytes]:
+        """Yield the JSON of `TextLogprobs`, piece by piece."""
+        name = self._head.token_name
         yield b'{"text_offset":'
-        yield from list_pieces(_offsets(drawn, 0), lambda offset: offset)
+        yield from list_pieces(_offsets(self._entries(prompt, whole), 0), lambda offset: offset)
         yield b',"token_logprobs":'
-        yield from list_pieces(drawn, lambda entry: entry.drawn.logprob)
+        yield from list_pieces(self._entries(prompt, whole), _logprob)
         yield b',"tokens":'
-        yield from list_pieces(drawn, lambda entry: entry.drawn.text)
+        yield from list_pieces(self._entries(prompt, whole), lambda entry: name(entry.drawn.token, entry.drawn.text))
         yield b',"top_logprobs":'
-        yield from list_pieces(drawn, _with_drawn)
+        yield from list_pieces(self._entries(prompt, whole), lambda entry: _tops(entry, name))
         yield b"}"
 
-    def _chunk(self, choices: list[TextChunkChoice], usage: UsageBody | UnsetType) -> TextChunk:
+    def _entries(self, prompt: PromptAnswer | None, delta: ChoiceDelta) -> Iterable[DrawnToken]:
+        """Return the tokens of a repeated prompt, if there is one, and of the outputs."""
+        if prompt is None or prompt.text is None:
+            return delta.logprobs
+        return chain((prompt.first,), prompt.logprobs, delta.logprobs)
+
+    def _chunk(self, choices: list[TextChunkChoice], usage: UsageBody | UnsetType | None, *, is_end: bool) -> TextChunk:
         head = self._head
-        return TextChunk(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
+        return TextChunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            service_tier=head.service_tier or UNSET,
+            system_fingerprint=head.system_fingerprint or UNSET if is_end else UNSET,
+            usage=usage,
+        )
+
+
+TokenName = Callable[[int, str], str]
+
+
+def _text_logprobs(entries: Sequence[DrawnToken], offset: int, name: TokenName) -> TextLogprobs:
+    """Return log-probabilities in the shape of text completions; `offset` is the position of the first token."""
+    return TextLogprobs(
+        list(_offsets(entries, offset)),
+        [_logprob(entry) for entry in entries],
+        [name(entry.drawn.token, entry.drawn.text) for entry in entries],
+        [_tops(entry, name) for entry in entries],
+    )
+
+
+def _offsets(entries: Iterable[DrawnToken], offset: int) -> Iterator[int]:
+    """Yield the position of each token in the text."""
+    for entry in entries:
+        yield offset
+        offset += len(entry.drawn.text)
+
+
+def _logprob(entry: DrawnToken) -> float | None:
+    return entry.drawn.logprob if entry.rank else None
+
+
+def _tops(entry: DrawnToken, name: TokenName) -> dict[str, float] | None:
+    """Return log-probabilities by text, the most likely first; of tokens with equal text, the most likely one."""
+    if not entry.rank:
+        return None
+    logprob_by_text: dict[str, float] = {}
+    for one in (*entry.likeliest, entry.drawn):
+        logprob_by_text.setdefault(name(one.token, one.text), one.logprob)
+    return logprob_by_text

@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.params import ModelLimits, SamplingPlan, completion_plan
 from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
-from tiercel.server.api.prompt import check_tokens, encode_texts, split_prompts
+from tiercel.server.api.prompt import check_text_length, check_tokens, encode_texts, split_prompts
 from tiercel.server.api.replies.completion import TextChunk, TextReply, TextShape
 from tiercel.server.api.schemas.completion import CompletionFields
 from tiercel.server.api.schemas.fields import read_fields
+from tiercel.server.text.fill_in import FillInTokens
 
 _LARGE_TOKENS = 16 * 1024  # of all prompts: more than this are checked by a worker
 
@@ -38,7 +41,23 @@ class CompletionRoutes:
     def _read(self, body: dict[str, object]) -> ReadCall:
         fields = read_fields(CompletionFields, body)
         head = self._pipeline.head(fields, "cmpl-", with_logprobs=fields.logprobs is not None)
-        return _CompletionCall(fields, split_prompts(fields.prompt), self._context), TextShape(head), head.model
+        fill_in = self._fill_in(fields) if fields.suffix else None
+        call = _CompletionCall(fields, split_prompts(fields.prompt), self._context, fill_in)
+        return call, TextShape(head), head.model
+
+    def _fill_in(self, fields: CompletionFields) -> FillInTokens:
+        """Return the tokens for `suffix`. Errors: AdmissionError (400) if the model has none, or with `echo`."""
+        tokens = FillInTokens.of(self._context.codec)
+        if tokens is None:
+            raise AdmissionError(
+                400,
+                "suffix: the tokenizer of this model has no fill-in-the-middle tokens",
+                code="unsupported_parameter",
+                param="suffix",
+            )
+        if fields.echo:
+            raise AdmissionError(400, "echo cannot be combined with suffix", param="echo")
+        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +65,21 @@ class _CompletionCall:
     fields: CompletionFields
     prompts: list[str] | list[list[int]]
     context: ServerContext
+    fill_in: FillInTokens | None
 
     @property
     def num_prompts(self) -> int:
         return len(self.prompts)
 
     def plan(self, limits: ModelLimits) -> SamplingPlan:
-        return completion_plan(self.fields, self.context.defaults, limits)
+        plan = completion_plan(self.fields, self.context.defaults, limits)
+        if not self.fields.echo:
+            return plan
+        return replace(plan, echo=tuple(prompt if isinstance(prompt, str) else None for prompt in self.prompts))
 
     async def tokenize(self, limits: ModelLimits) -> list[list[int]]:
+        if self.fill_in is not None:
+            return await self.context.in_worker(lambda: self._fill_in_prompts(limits))
         texts = [prompt for prompt in self.prompts if isinstance(prompt, str)]
         if texts:
             codec, add = self.context.codec, self.fields.add_special_tokens
@@ -65,3 +90,14 @@ class _CompletionCall:
         else:
             check_tokens(tokens, limits, "prompt")
         return tokens
+
+    def _fill_in_prompts(self, limits: ModelLimits) -> list[list[int]]:
+        codec, fill_in, suffix = self.context.codec, self.fill_in, self.fields.suffix or ""
+        assert fill_in is not None  # asked before
+        for given in (*self.prompts, suffix):
+            if isinstance(given, str):
+                check_text_length(len(given), codec, limits)
+        add = self.fields.add_special_tokens
+        prompts = [fill_in.prompt(codec, given, suffix, add_special_tokens=add) for given in self.prompts]
+        check_tokens(prompts, limits, "prompt")
+        return prompts

@@ -9,20 +9,41 @@ from pydantic import Field
 from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, Flag, Integer, Word
 from tiercel.server.api.schemas.sampling import SamplingFields
+from tiercel.server.api.schemas.tools import (
+    MAX_CALLS,
+    MAX_ID_LETTERS,
+    MAX_TOOLS,
+    CalledFunctionFields,
+    CallFields,
+    ToolFields,
+)
 
 
 class MessageFields(Fields):
-    """One message. `message_text` checks the parts of its content, so that an error can name their type."""
+    """One message. `message_text` checks the parts of its content, so that an error can name their type.
 
-    role: Literal["system", "developer", "user", "assistant"]
+    The role may be any that the chat template renders.
+    """
+
+    role: Annotated[str, Field(pattern=r"^[A-Za-z0-9_. -]{1,64}$")]
     content: str | list[dict[str, object]] | None = None
-    name: Word | None = None
+    name: Annotated[str, Field(min_length=1, max_length=MAX_ID_LETTERS)] | None = None
+    refusal: str | None = None  # of the assistant; its text if there is no content
+    tool_calls: Annotated[list[CallFields], Field(max_length=MAX_CALLS)] | None = None
+    function_call: CalledFunctionFields | None = None  # the older form of `tool_calls`
+    tool_call_id: Annotated[str, Field(max_length=MAX_ID_LETTERS)] | None = None
+    reasoning_content: str | None = None  # for templates that show the thoughts of earlier answers
+    reasoning: str | None = None  # another name for it
+    prefix: Flag | None = None  # of the last message, by the assistant: continue it
 
 
 class ChatTemplateFields(Fields):
     """The fields that decide how messages are rendered."""
 
     messages: Annotated[list[MessageFields], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[ToolFields], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
+    reasoning_effort: Word | None = None  # for templates that read it, as the next one
+    verbosity: Literal["low", "medium", "high"] | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
     chat_template_kwargs: dict[str, object] | None = None
@@ -33,7 +54,12 @@ class ChatFields(SamplingFields, ChatTemplateFields):
 
     max_completion_tokens: Integer | None = None
     logprobs: Flag | None = None
-    top_logprobs: Annotated[Integer, Field(ge=0)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=-1)] | None = None  # -1: the whole vocabulary
+    store: Flag | None = None  # ignored: answers of this route are not stored
+    prediction: dict[str, object] | None = None  # ignored
+    tool_choice: str | dict[str, object] | None = None  # checked by `read_tool_choice`
+    parallel_tool_calls: Flag | None = None
+    include_reasoning: Flag | None = None
 
 
 def message_text(message: MessageFields) -> str:
@@ -44,7 +70,7 @@ def message_text(message: MessageFields) -> str:
     content = message.content
     if content is None:
         if message.role == "assistant":
-            return ""
+            return message.refusal or ""
         raise AdmissionError(400, f"messages: content of a {message.role} message is missing", param="messages")
     if isinstance(content, str):
         return content
@@ -53,6 +79,8 @@ def message_text(message: MessageFields) -> str:
 
 def _part_text(part: Mapping[str, object]) -> str:
     kind, text = part.get("type"), part.get("text")
+    if kind == "refusal":
+        kind, text = "text", part.get("refusal")
     if kind not in ("text", "input_text", "output_text"):
         raise AdmissionError(
             400,

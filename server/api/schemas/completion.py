@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, SkipValidation
 
 from tiercel.server.api.schemas.fields import Flag, Integer
-from tiercel.server.api.schemas.sampling import SamplingFields
+from tiercel.server.api.schemas.sampling import MAX_CHOICES, SamplingFields
 
 Prompt = str | list[str] | list[int] | list[list[int]] | None
 
@@ -14,5 +14,13 @@ class CompletionFields(SamplingFields):
     """The body of /v1/completions."""
 
     prompt: SkipValidation[Prompt] = None  # checked by `split_prompts`: lists of tokens can be long
-    logprobs: Annotated[Integer, Field(ge=0)] | None = None
+    logprobs: Annotated[Integer, Field(ge=-1)] | None = None  # -1: the whole vocabulary
+    echo: Flag | None = None
+    best_of: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
+    suffix: str | None = None
     add_special_tokens: Flag = True
+
+    @property
+    def num_choices(self) -> int:
+        """The number of choices that are computed of each prompt: with `best_of` more than are returned."""
+        return max(self.n or 1, self.best_of or 1)

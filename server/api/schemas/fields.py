@@ -2,19 +2,27 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Annotated, TypeVar, cast
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, Strict
 from pydantic_core import ErrorDetails
 
 from tiercel.errors import AdmissionError
+from tiercel.server.api.schemas.unsupported import is_harmless
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 8192  # of the contents of all messages
 MAX_STOPS = 4
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 256
+MAX_BAD_WORDS = 128
+MAX_ALLOWED_TOKEN_IDS = 8192
+MAX_METADATA = 16
+_MAX_IGNORED = 16  # names in the header of an answer
+_MAX_NAME = 64
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 
 # Types are strict, as in the OpenAI API: a text or a boolean is no number, and 1.0 is no integer.
 Integer = Annotated[int, Strict()]
@@ -30,6 +38,22 @@ class Fields(BaseModel):
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+    _ignored: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def ignored_names(self) -> tuple[str, ...]:
+        """The names of the unknown fields of the body, at most 16; letters outside of names are replaced."""
+        return self._ignored
+
+    def take_ignored(self, other: "Fields") -> None:
+        """Take over the unknown fields of the body that `other` was read from."""
+        self._ignored = other.ignored_names
+
+    def note_ignored(self, body: Mapping[str, object]) -> None:
+        """Note which fields of the body are unknown."""
+        known = type(self).model_fields
+        names = (name for name, value in body.items() if name not in known and not is_harmless(name, value))
+        self._ignored = tuple(_NO_NAME.sub("?", name[:_MAX_NAME]) for name in islice(names, _MAX_IGNORED))
 
 
 F = TypeVar("F", bound=Fields)
@@ -42,7 +66,9 @@ def read_fields(schema: type[F], body: Mapping[str, object]) -> F:
     """
     _refuse_crowded(body)
     try:
-        return schema.model_validate(body)
+        fields = schema.model_validate(body)
+        fields.note_ignored(body)
+        return fields
     except pydantic.ValidationError as exc:
         faults = exc.errors(include_url=False, include_context=False, include_input=False)
         lines = [f"{path}: {text}" for path, text in _described(faults)[:10]]
@@ -55,6 +81,10 @@ _MAX_ENTRIES = {
     "logit_bias": MAX_LOGIT_BIAS,
     "stop": MAX_STOPS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "bad_words": MAX_BAD_WORDS,
+    "allowed_token_ids": MAX_ALLOWED_TOKEN_IDS,
+    "metadata": MAX_METADATA,
+    "tools": 128,  # MAX_TOOLS
 }
 
 
@@ -70,12 +100,13 @@ def _refuse_crowded(body: Mapping[str, object]) -> None:
 
 
 def _num_parts(message: object) -> int:
-    content = cast(dict[str, object], message).get("content") if isinstance(message, dict) else None
-    return len(cast(list[object], content)) if isinstance(content, list) else 0
+    fields = cast(dict[str, object], message) if isinstance(message, dict) else {}
+    lists = (fields.get("content"), fields.get("tool_calls"))
+    return sum(len(cast(list[object], one)) for one in lists if isinstance(one, list))
 
 
-_BRANCH = re.compile(r"(constrained-)?str|list\[.*\]")  # pydantic's names for the branches of a union
-_NO_TEXT, _NO_LIST = "string_type", "list_type"
+_BRANCH = re.compile(r"(constrained-)?str|(list|dict)\[.*\]")  # pydantic's names for the branches of a union
+_NO_TYPE = ("string_type", "list_type", "dict_type")
 _MESSAGES = {
     "model_type": "Input should be an object",
     "dict_type": "Input should be an object",
@@ -97,7 +128,8 @@ def _described(faults: Sequence[ErrorDetails]) -> list[tuple[str, str]]:
         if branch is not None and not branches_by_place[place][branch]:
             if any(branches_by_place[place].values()):
                 continue
-            text = "Input should be a string or a list (type)"
+            other = "an object" if any(name.startswith("dict") for name in branches_by_place[place]) else "a list"
+            text = f"Input should be a string or {other} (type)"
         described[_path(fault["loc"]), text] = None
     return list(described)
 
@@ -107,7 +139,7 @@ def _split(fault: ErrorDetails) -> tuple[tuple[int | str, ...], str | None, bool
     loc = fault["loc"]
     for index, part in enumerate(loc):
         if index and isinstance(part, str) and _BRANCH.fullmatch(part):
-            return loc[:index], part, index == len(loc) - 1 and fault["type"] in (_NO_TEXT, _NO_LIST)
+            return loc[:index], part, index == len(loc) - 1 and fault["type"] in _NO_TYPE
     return loc, None, False
 
 

@@ -1,39 +1,49 @@
 """Fields of other servers that would change the output and that this server does not have: refused by name."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import cast
 
 from tiercel.errors import AdmissionError
 
+_GUIDED = frozenset(
+    {"guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+    | {"guided_decoding_backend", "guided_whitespace_pattern"}
+)
 _REFUSED_UNLESS: dict[str, tuple[object, ...]] = {
-    "tool_choice": ("none",),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
-    "echo": (False,),
-    "best_of": (1,),
-    "suffix": ("",),
     "use_beam_search": (False,),
-    "bad_words": ([],),
     "modalities": (["text"],),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "logits_processors": ([],),
 }
 _REFUSED = frozenset(
-    {"tools", "functions", "prompt_logprobs", "structured_outputs", "allowed_token_ids", "prompt_embeds", "audio"}
+    {"functions", "prompt_embeds", "audio"}
     | {"chat_template", "documents", "web_search_options", "mm_processor_kwargs", "truncate_prompt_tokens"}
     | {"kv_transfer_params", "repetition_detection", "thinking_token_budget", "logits_processor"}
 )
 
 
-def refuse_unsupported(body: Mapping[str, object]) -> None:
+def is_harmless(name: str, value: object) -> bool:
+    """Return whether a field of another server has a value that changes nothing."""
+    return value is None or any(_is_same(value, default) for default in _REFUSED_UNLESS.get(name, ()))
+
+
+def refuse_unsupported(body: Mapping[str, object], own_fields: Collection[str] = ()) -> None:
     """Refuse a body with a field that would change the output. Errors: AdmissionError (400) naming the field."""
     for name, value in body.items():
-        if value is None:
+        if value is None or name in own_fields:
             continue
         harmless = _REFUSED_UNLESS.get(name)
-        is_refused = name in _REFUSED or name.startswith("guided_")
+        is_refused = name in _REFUSED or (name.startswith("guided_") and name not in _GUIDED)
         if is_refused or (harmless is not None and not any(_is_same(value, default) for default in harmless)):
             raise AdmissionError(400, f"{name} is not supported", code="unsupported_parameter", param=name)
+    response_format = body.get("response_format")
+    if isinstance(response_format, dict) and response_format.get("type") == "structural_tag":  # pyright: ignore[reportUnknownMemberType] - raw JSON
+        raise AdmissionError(
+            400,
+            "response_format: type structural_tag is not supported",
+            code="unsupported_parameter",
+            param="response_format",
+        )
 
 
 def _is_same(value: object, harmless: object) -> bool:
@@ -42,19 +52,12 @@ def _is_same(value: object, harmless: object) -> bool:
 
 
 def refuse_unsupported_in_messages(body: Mapping[str, object]) -> None:
-    """Refuse tool calls, tool results and sound inside messages. Errors: AdmissionError (400)."""
+    """Refuse sound inside messages. Errors: AdmissionError (400)."""
     messages = body.get("messages")
     if not isinstance(messages, list):
         return
-    for message in messages:  # pyright: ignore[reportUnknownVariableType] - raw JSON
-        if not isinstance(message, dict):
-            continue
-        for name in ("tool_calls", "function_call", "audio"):
-            if message.get(name):  # pyright: ignore[reportUnknownMemberType]
-                raise _refused_in_message(name)
-        if message.get("role") in ("tool", "function"):  # pyright: ignore[reportUnknownMemberType]
-            raise _refused_in_message(f"role {message['role']}")
-
-
-def _refused_in_message(what: str) -> AdmissionError:
-    return AdmissionError(400, f"messages: {what} is not supported", code="unsupported_parameter", param="messages")
+    for message in cast(list[object], messages):
+        if isinstance(message, dict) and cast(dict[str, object], message).get("audio"):
+            raise AdmissionError(
+                400, "messages: audio is not supported", code="unsupported_parameter", param="messages"
+            )

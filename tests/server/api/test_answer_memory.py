@@ -141,3 +141,8 @@ def test_a_token_with_log_probabilities_costs_a_few_hundred_bytes(model_folder: 
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 64 * 150
         assert (peak_bytes() - before) / (64 * 150) < 1000  # 4,500 with an object for each alternative
+
+
+def test_an_answer_with_parts_counts_for_more() -> None:
+    params = [SamplingParams(max_tokens=100)]
+    assert answer_bytes(params, 2, is_parsed=True) > 2 * answer_bytes(params, 2)

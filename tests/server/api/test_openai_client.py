@@ -127,3 +127,16 @@ def test_a_dead_engine_in_mid_stream_raises_in_the_client(model_folder: Path, co
         stream.close()
 
     _with_sync_client(model_folder, codec, test, Script(step_s=0.02, die_at_step=3))
+
+
+def test_embeddings(model_folder: Path, codec: TextCodec) -> None:
+    def test(client: openai.OpenAI) -> None:
+        answer = client.embeddings.create(model=MODEL, input=["hello", "one two"])  # asks for base64
+        plain = client.embeddings.create(model=MODEL, input=["hello", "one two"], encoding_format="float")
+        assert [entry.embedding for entry in answer.data] == [entry.embedding for entry in plain.data]
+        assert [len(entry.embedding) for entry in answer.data] == [2, 2]
+        assert answer.usage.total_tokens > 0
+        with pytest.raises(openai.BadRequestError, match="input"):
+            client.embeddings.create(model=MODEL, input=[])
+
+    _with_sync_client(model_folder, codec, test)

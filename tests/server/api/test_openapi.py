@@ -16,6 +16,7 @@ Tree = dict[str, Any]
 ADMIN = {"authorization": "Bearer boss"}
 KEY = {"authorization": "Bearer one"}
 TENANTS = "admin_key: boss\ntenants: [{name: acme, key: one, kv_quota_bytes: {hbm: 1GiB}}]\n"
+WITHOUT_BODY = ("/ping", "/admin/reload", "/v1/batches/{batch_id}/cancel", "/v1/responses/{id}/cancel")
 OPEN = ("/health", "/health/live", "/health/ready", "/ping", "/ready", "/readiness", "/version")
 
 
@@ -57,7 +58,7 @@ def _refs(tree: object) -> Iterator[str]:
 def test_every_route_documents_its_body_its_answers_and_its_refusals(document: Tree) -> None:
     for method, path, operation in _operations(document):
         place = f"{method} {path}"
-        has_body = method in ("post", "put", "patch") and path not in ("/ping", "/admin/reload")
+        has_body = method in ("post", "put", "patch") and path not in WITHOUT_BODY
         assert ("requestBody" in operation) == has_body, place
         for media_type, content in operation.get("requestBody", {"content": {}})["content"].items():
             assert content["schema"], f"{place} {media_type}"
@@ -92,6 +93,15 @@ def _check(document: Tree, method: str, path: str, status: int, body: object, *,
         ("post", "/v1/completions", text_body(max_tokens=3, logprobs=2, n=2, stop=["x"]), KEY, 200),
         ("post", "/v1/completions", text_body([[8, 9], [10]], max_tokens=1), KEY, 200),
         ("post", "/v1/completions", text_body([7]), KEY, 500),
+        ("post", "/v1/messages", chat_body(max_tokens=3), KEY, 200),
+        ("post", "/v1/messages", chat_body(), KEY, 400),
+        ("post", "/v1/messages", chat_body(max_tokens=3), {}, 401),
+        ("post", "/v1/messages/count_tokens", chat_body(), KEY, 200),
+        ("post", "/v1/responses", {"input": "hi", "max_output_tokens": 3, "top_logprobs": 2}, KEY, 200),
+        ("post", "/v1/responses", {"input": "hi", "max_output_tokens": 3, "background": True}, KEY, 200),
+        ("post", "/v1/responses", {"input": []}, KEY, 400),
+        ("post", "/v1/responses", {"input": "hi"}, {}, 401),
+        ("post", "/v1/responses/input_tokens", {"input": "hi"}, KEY, 200),
         ("get", "/v1/models", None, KEY, 200),
         ("post", "/tokenize", text_body(return_token_strs=True), KEY, 200),
         ("post", "/tokenize", chat_body(), KEY, 200),
@@ -129,15 +139,19 @@ def test_answers_match_their_documented_schema(
     with_server(settings, test, script, tenants_config=str(file), enable_server_load_tracking=True)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
 def test_stream_events_match_their_documented_schema(path: str, document: Tree, model_folder: Path) -> None:
     async def test(server: Running) -> None:
         extra: dict[str, object] = {"stream": True, "max_tokens": 3, "stream_options": {"include_usage": True}}
-        body = chat_body(**extra) if "chat" in path else text_body(**extra, logprobs=1)
+        body = text_body(**extra, logprobs=1) if path == "/v1/completions" else chat_body(**extra)
+        if path == "/v1/responses":
+            body = {"input": "hello", "stream": True, "max_output_tokens": 3, "top_logprobs": 1}
         answer = await server.http.post(path, json=body)
         events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
         assert len(events) >= 4
-        for event in events[:-1]:
+        for event in events:
+            if event == "[DONE]":
+                continue
             _check(document, "post", path, 200, _json(event), media_type="text/event-stream")
 
     with_server(server_settings(model_folder), test)

@@ -134,7 +134,14 @@ def test_a_broken_generation_config_is_a_configuration_error(tmp_path: Path, tex
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *[("repetition_penalty", 0), ("min_p", 5), ("top_p", 7), ("top_p", 0), ("temperature", 101), ("top_k", 40.5)],
+        *[
+            ("repetition_penalty", 0),
+            ("min_p", 5),
+            ("top_p", 7),
+            ("top_p", -0.5),
+            ("temperature", 101),
+            ("top_k", 40.5),
+        ],
         *[("top_k", -2), ("max_new_tokens", -1), ("max_new_tokens", 1.5), ("repetition_penalty", 1e9)],
     ],
 )

@@ -4,12 +4,28 @@ import asyncio
 import json
 import re
 import socket
+from array import array
 from pathlib import Path
 
 import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, server_settings, text_body, until, with_server
+from tiercel.request import SamplingParams, pack_tokens
+from tiercel.server.api.answer_budget import AnswerRoom
+from tiercel.server.api.replies.completion import TextShape
+from tiercel.server.api.replies.head import ReplyHead
+from tiercel.server.api.stream import EventStream, StreamRules
+from tiercel.server.api.whole import WholeReply
+from tiercel.server.engine.choice_text import ChoiceText
+from tiercel.server.engine.generation import Generation
+from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
+from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.engine.prompt_answer import PromptAnswer
+from tiercel.server.engine.sequences import SequenceStart
+from tiercel.server.http.watch import SlowReaderError
+from tiercel.server.text.detokenizer import make_detokenizer
+from tiercel.server.text.stop import TextRules
 from tiercel.units import KIB
 
 TEXT = "/v1/completions"
@@ -89,3 +105,38 @@ def test_a_client_that_reads_late_and_in_small_pieces_gets_every_token(
         assert texts == dict.fromkeys(range(n), expected)
 
     with_server(server_settings(model_folder), test, Script(max_model_len=100_000, blocks_total=100_000))
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_takes_nothing_for_the_limit_is_ended(model_folder: Path, is_stream: bool) -> None:
+    """Its answer is far smaller than what may wait, so that only the time ends it."""
+
+    async def test(server: Running) -> None:
+        context, vocabulary = server.context, server.context.codec.vocabulary
+        mailbox, choices = (
+            Mailbox(),
+            [ChoiceText(make_detokenizer(vocabulary, [5], skip_special_tokens=True), TextRules(), vocabulary, (), 1)],
+        )
+        start = SequenceStart(prompt=pack_tokens([5]), num_prompt=1, params=SamplingParams(max_tokens=5), n=1)
+        submission = context.client.submit([start], mailbox, context.clock.now_s())
+        generation = Generation(context.client, submission, mailbox, choices, 1, context.clock)
+        shape = TextShape(
+            ReplyHead(id="cmpl-1", created=0, model="tiny", with_logprobs=False, with_details=False, role="assistant")
+        )
+        shape.begin([PromptAnswer([5], None, DrawnTokens(PackedLogprobs(), vocabulary), lambda: array("f"))])
+        rules = StreamRules(patience_s=0.1)
+        answer = (
+            EventStream(generation, shape, rules, str, AnswerRoom(lambda: None))
+            if is_stream
+            else WholeReply(generation, shape, rules, str, vocabulary, AnswerRoom(lambda: None))
+        )
+
+        async def never(*_message: object) -> dict[str, object]:
+            return await asyncio.get_running_loop().create_future()
+
+        with pytest.raises(SlowReaderError):
+            async with asyncio.timeout(10):
+                await answer({"type": "http", "http_version": "1.1"}, never, never)
+        await until(lambda: server.engine.live == 0)
+
+    with_server(server_settings(model_folder), test)

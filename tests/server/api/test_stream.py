@@ -39,7 +39,8 @@ def test_a_chat_stream_has_role_text_finish_and_done(model_folder: Path, codec: 
         assert len(events[0]["id"]) == len("chatcmpl-") + 32
         assert {(event["object"], event["model"]) for event in events} == {("chat.completion.chunk", "tiny")}
         assert len({event["created"] for event in events}) == 1
-        assert all("usage" not in event and "system_fingerprint" not in event for event in events)
+        assert all("usage" not in event for event in events)
+        assert ["system_fingerprint" in event for event in events] == [*[False] * (len(events) - 1), True]
         text = "".join(event["choices"][0]["delta"]["content"] for event in events)
         assert text == "Hello world"
         assert [event["choices"][0]["finish_reason"] for event in events][-1] == "length"
@@ -61,7 +62,7 @@ def test_usage_comes_in_one_extra_chunk(model_folder: Path) -> None:
             "total_tokens": usage["prompt_tokens"] + 3,
             "prompt_tokens_details": {"cached_tokens": 5},
         }
-        assert all("usage" not in event for event in events[:-1])
+        assert all(event["usage"] is None for event in events[:-1])
 
     with_server(server_settings(model_folder), test, Script(cached=5))
 
@@ -214,13 +215,16 @@ def test_log_probabilities_of_chat_and_text(model_folder: Path, codec: TextCodec
 def test_a_whole_answer_carries_every_field(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         chat = (await server.http.post(CHAT, json=chat_body(max_tokens=2, model="alias"))).json()
-        assert set(chat) == {"id", "object", "created", "model", "choices", "usage", "system_fingerprint"}
+        head = {"id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier"}
+        assert set(chat) == head | {"prompt_logprobs", "prompt_token_ids", "kv_transfer_params"}
         assert chat["model"] == "alias"
-        assert set(chat["choices"][0]) == {"index", "message", "logprobs", "finish_reason", "stop_reason"}
+        choice = {"index", "logprobs", "finish_reason", "stop_reason", "token_ids"}
+        assert set(chat["choices"][0]) == choice | {"message"}
         assert set(chat["choices"][0]["message"]) == {"role", "content", "refusal"}
         text = (await server.http.post(TEXT, json=text_body(["a", "b"], n=2))).json()
         assert [choice["index"] for choice in text["choices"]] == [0, 1, 2, 3]
-        assert set(text["choices"][0]) == {"index", "text", "logprobs", "finish_reason", "stop_reason"}
+        assert set(text) == head | {"kv_transfer_params"}
+        assert set(text["choices"][0]) == choice | {"text", "prompt_logprobs", "prompt_token_ids"}
         assert text["usage"]["completion_tokens"] == 64
         assert text["usage"]["prompt_tokens"] == 4
 

@@ -287,3 +287,35 @@ def test_the_failure_of_an_engine_is_not_that_of_the_next_one() -> None:
                 client.close()
 
     _with_pair(check)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_sequences_that_end_while_no_engine_lives_are_counted_with_their_own_outcomes(is_replaced: bool) -> None:
+    """The engine that should report them is dead; the next one never learns of them, or there is none."""
+
+    async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
+        await client.status.wait_ready()
+        client.on_lost = lambda: None
+        reasons = (FinishReason.TIMEOUT, FinishReason.STOP, FinishReason.ABORT)
+        submissions = [client.submit([_start(200)], Mailbox(), 0.0) for _ in reasons]
+        await until(lambda: client.sequences.num_tokenless == 0)
+        engine.die()
+        await until(lambda: client.status.state is EngineState.RESTARTING)
+        for submission, reason in zip(submissions, reasons, strict=True):
+            client.abort(submission.seqs, reason)
+        if not is_replaced:
+            client.give_up()
+        else:
+            ours, theirs = socket.socketpair()
+            following = FakeEngine(Script())
+            await following.open(theirs)
+            await client.open(ours, EngineSettings(model="folder"))
+            await until(lambda: client.status.state is EngineState.READY)
+            assert following.submitted == []
+        ends = [facts.finished for submission in submissions for facts in submission.facts]
+        assert [None if end is None else end.reason for end in ends] == list(reasons)
+        assert all(end is not None and end.error is None and end.num_outputs > 0 for end in ends)
+        assert client.sequences.num_unfinished == 0
+        client.close()
+
+    _with_pair(test, Script(step_s=0.02))

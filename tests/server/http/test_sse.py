@@ -39,7 +39,7 @@ class _Value(Struct):
 def test_a_frame_gives_the_same_bytes_as_encoding_the_whole_event(seed: int) -> None:
     rng = random.Random(seed)
     name = "".join(rng.choices(_LETTERS, k=5)).replace(PLACEHOLDER, "")
-    frame = EventFrame.of(_Value(name, PLACEHOLDER))
+    frame = EventFrame.of(event(_Value(name, PLACEHOLDER)))
     assert frame is not None
     for _ in range(200):
         text = "".join(rng.choices(_LETTERS, k=rng.randrange(12)))
@@ -47,5 +47,5 @@ def test_a_frame_gives_the_same_bytes_as_encoding_the_whole_event(seed: int) -> 
 
 
 def test_a_frame_needs_its_placeholder_exactly_once() -> None:
-    assert EventFrame.of(_Value("a", "b")) is None
-    assert EventFrame.of(_Value(PLACEHOLDER, PLACEHOLDER)) is None
+    assert EventFrame.of(event(_Value("a", "b"))) is None
+    assert EventFrame.of(event(_Value(PLACEHOLDER, PLACEHOLDER))) is None

@@ -4,7 +4,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tiercel.outcome import DiskState, Gauges, RouteGauges, SwitchGauges, TierGauges
+from tiercel.outcome import DiskState, Gauges, GrammarGauges, RouteGauges, SwitchGauges, TierGauges
 from tiercel.server.metrics.steps import StepMetrics
 from tiercel.server.metrics.tiers import TierMetrics
 from tiercel.tier import Route, Tier
@@ -17,6 +17,7 @@ GAUGES = Gauges(
     steps=10,
     nano_batches=14,
     out_of_memory=2,
+    grammars=GrammarGauges(compiled=5, failed=1, compile_s=0.25, hits=9, masks=70, mask_s=0.5),
     threads=3,
     preemptions_by_reason={"band": 3, "growth": 1},
     switches=(SwitchGauges("swap", 2, 0.5, 0.75), SwitchGauges("recompute", 1, 1.5, 1.25)),
@@ -105,6 +106,12 @@ def test_tiers_and_routes_are_reported_in_bytes_tokens_and_seconds() -> None:
         ("tiercel_nano_batches_total", ""): 14,
         ("tiercel_engine_out_of_memory_total", ""): 2,
         ("tiercel_engine_threads", ""): 3,
+        ("tiercel_grammars_total", "compiled"): 5,
+        ("tiercel_grammars_total", "failed"): 1,
+        ("tiercel_grammar_compile_seconds_total", ""): 0.25,
+        ("tiercel_grammar_hits_total", ""): 9,
+        ("tiercel_grammar_masks_total", ""): 70,
+        ("tiercel_grammar_mask_seconds_total", ""): 0.5,
         ("vllm:kv_offload_cpu_cache_usage_perc", "0"): 0.2,
         ("vllm:external_prefix_cache_queries_total", "0"): 480,
         ("vllm:external_prefix_cache_hits_total", "0"): 336,

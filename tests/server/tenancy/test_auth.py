@@ -25,6 +25,9 @@ GUARDED = [
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/load"),
+    *(("GET", f"/v1/{path}") for path in ("files", "files/x", "files/x/content", "batches", "batches/x")),
+    *(("POST", f"/v1/{path}") for path in ("files", "batches", "batches/x/cancel")),
+    ("DELETE", "/v1/files/x"),
 ]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import httpx
 import pytest
 import structlog
 
-from tests.server.fake_engine import Script
+from tests.server.fake_engine import FakeEngine, Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
 from tiercel.outcome import Absence
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.settings import EngineSettings
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -122,6 +124,27 @@ def test_a_client_that_left_a_hung_engine_is_logged_at_shutdown(model_folder: Pa
 
     (line,) = _lines(model_folder, test, Script(step_s=0.02, hang_at_step=3, ignores_aborts=True))
     assert (line["status"], line["finish_reason"]) == (499, "client_gone")
+
+
+def test_the_line_of_a_request_whose_time_ended_while_the_engine_was_restarted(model_folder: Path) -> None:
+    """It has the outcome that /metrics counts, and is written when the next engine serves."""
+
+    async def test(server: Running) -> None:
+        client = server.context.client
+        client.on_lost = lambda: None
+        asking = asyncio.create_task(server.http.post(TEXT, json=text_body(timeout=0.3)))
+        await until(lambda: server.engine.live == 1)
+        server.engine.die()
+        assert (await asking).status_code == 504
+        ours, theirs = socket.socketpair()
+        await FakeEngine(Script()).open(theirs)
+        await client.open(ours, EngineSettings(model=server.context.settings.model))
+        await until(lambda: client.sequences.num_unfinished == 0)
+        ends = 'vllm:request_success_total{engine="0",finished_reason="timeout",model_name="tiny"} 1'
+        assert ends in (await server.http.get("/metrics")).text.splitlines()
+
+    (line,) = _lines(model_folder, test, Script(hang_at_step=0))
+    assert (line["status"], line["finish_reason"], line["output_tokens"]) == (504, "timeout", 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

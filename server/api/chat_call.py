@@ -1,0 +1,63 @@
+"""The generation of an answer to messages, for all APIs that have them."""
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from tiercel.server.api.context import ServerContext
+from tiercel.server.api.params import ModelLimits, SamplingPlan, chat_plan
+from tiercel.server.api.prompt import chat_work, empty_prompt
+from tiercel.server.api.schemas.chat import ChatFields
+from tiercel.server.api.structured import check_ends
+from tiercel.server.api.tool_choice import ToolChoice, read_tool_choice
+from tiercel.server.api.tool_grammar import tool_constraint
+from tiercel.server.text.answer.reader import AnswerReader
+from tiercel.server.text.chat_template import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A request with messages, whose fields have been checked. `reader` splits its answers into their parts."""
+
+    fields: ChatFields
+    template: ChatTemplate
+    context: ServerContext
+    choice: ToolChoice
+    reader: AnswerReader
+
+    @staticmethod
+    def of(fields: ChatFields, context: ServerContext) -> "ChatCall":
+        """Return the call of a request. Errors: AdmissionError (400)."""
+        choice = read_tool_choice(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+        reader = context.answer_style.reader(choice, shows_thoughts=fields.include_reasoning is not False)
+        return ChatCall(fields, context.chat_template(), context, choice, reader)
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts: one."""
+        return 1
+
+    def plan(self, limits: ModelLimits) -> SamplingPlan:
+        """Return how the answer is sampled. Errors: AdmissionError (400).
+
+        Calls are constrained behind the thoughts, and the prompt says whether there are some: call `tokenize` before.
+        """
+        plan = chat_plan(self.fields, self.context.defaults, limits)
+        reader, form = self.reader, self.reader.form
+        if plan.constraint is not None and self.choice.mode != "required":
+            reader.drop_thoughts()  # the constraint is that of the whole answer
+        elif form is not None and self.choice.needs_grammar:
+            ids = self.context.codec.vocabulary.special_id_by_text
+            plan = replace(plan, constraint=tool_constraint(form, self.choice, reader, ids))
+            if self.fields.ignore_eos and plan.constraint is not None:
+                check_ends(plan.constraint, ignore_eos=True)
+        rules = replace(plan.rules, visible_texts=self.reader.marks)
+        return replace(plan, rules=rules, is_parsed=not self.reader.is_plain)
+
+    async def tokenize(self, limits: ModelLimits) -> list[list[int]]:
+        """Return the tokens of the prompt. Errors: AdmissionError (400)."""
+        prompt = await self.context.in_worker(chat_work(self.fields, self.template, self.context.codec, limits))
+        if not prompt.tokens:
+            raise empty_prompt()
+        self.reader.begin(prompt.text)
+        return [prompt.tokens]

@@ -1,0 +1,324 @@
+"""/v1/responses: create, retrieve, delete, list the input, and count its tokens."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tiercel.errors import AdmissionError
+from tiercel.server.api.begun import BegunAnswer
+from tiercel.server.api.chat_call import ChatCall
+from tiercel.server.api.context import ServerContext
+from tiercel.server.api.contract import GENERATION_REFUSALS, KEY_REFUSALS, ApiRoute, Contract
+from tiercel.server.api.middleware import record_of
+from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
+from tiercel.server.api.replies.response_events import ResponseEvent
+from tiercel.server.api.replies.response_replay import replayed
+from tiercel.server.api.replies.response_shape import ResponseShape
+from tiercel.server.api.replies.responses import (
+    DeletedResponse,
+    InputItemList,
+    InputTokenCount,
+    ReasoningBody,
+    ResponseBody,
+)
+from tiercel.server.api.response_call import ResponseCall, in_our_words, renamed
+from tiercel.server.api.response_items import Item, chat_messages, new_id, read_items
+from tiercel.server.api.response_session import KeptAnswer, ResponseKeeper
+from tiercel.server.api.response_store import ConversationTurn, StoredResponse
+from tiercel.server.api.schemas.chat import ChatFields
+from tiercel.server.api.schemas.fields import read_fields
+from tiercel.server.api.schemas.responses import (
+    ResponseFields,
+    ResponseInputFields,
+    chat_body,
+    ignored_by,
+    prompt_fields,
+    refuse_foreign,
+)
+from tiercel.server.api.schemas.unsupported import refuse_unsupported, refuse_unsupported_in_messages
+from tiercel.server.http.answer import json_answer
+from tiercel.server.http.body_budget import BodyHolding
+from tiercel.server.http.sse import MEDIA_TYPE
+from tiercel.server.http.watch import run_watched
+from tiercel.server.tenancy.auth import tenant_of
+
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
+_MAX_PAGE = 100
+_PAGE = 20
+
+
+class ResponseRoutes:
+    """The handlers of the responses API."""
+
+    def __init__(self, context: ServerContext, pipeline: GenerationPipeline) -> None:
+        self._context = context
+        self._pipeline = pipeline
+        self._store = context.responses
+        self._runs = context.background
+
+    def routes(self) -> list[ApiRoute]:
+        """Return the routes; all of them need a key."""
+        create = Contract(
+            bodies=(ResponseFields,), answers={200: ResponseBody}, events=ResponseEvent, refusals=GENERATION_REFUSALS
+        )
+        count = Contract(bodies=(ResponseInputFields,), answers={200: InputTokenCount}, refusals=GENERATION_REFUSALS)
+        one = "/v1/responses/{id}"
+        return [
+            ApiRoute("POST", "/v1/responses", self.create, create),
+            ApiRoute("POST", "/v1/responses/input_tokens", self.count, count),
+            ApiRoute("GET", one, self.retrieve, _contract(ResponseBody, 400, events=ResponseEvent)),
+            ApiRoute("DELETE", one, self.delete, _contract(DeletedResponse)),
+            ApiRoute("POST", f"{one}/cancel", self.cancel, _contract(ResponseBody, 400)),
+            ApiRoute("GET", f"{one}/input_items", self.input_items, _contract(InputItemList, 400)),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """Answer the next turn of a conversation."""
+        tenant = tenant_of(request.scope).name
+        made: list[_Made] = []
+
+        def read(body: dict[str, object]) -> ReadCall:
+            made.append(one := self._read(body, tenant))
+            return one.call, one.shape, one.shape.body.model
+
+        try:
+            begun = await self._pipeline.begin(request, read)
+        except AdmissionError as exc:
+            raise (renamed(exc) if made else exc) from exc  # what `read` refuses has our names already
+        (one,) = made
+        if one.shape.body.background:
+            return self._answer_later(begun, one, request)
+        answer = self._pipeline.answer_of(begun)
+        return answer if one.turn is None else KeptAnswer(answer, one.shape, one.keeper, one.turn)
+
+    async def cancel(self, request: Request, id: str) -> Response:
+        """End a response that is generated in the background."""
+        entry = self._stored(request, id)
+        if not entry.is_in_background:
+            raise AdmissionError(
+                400, "Only a response with background can be cancelled. A stream ends with its connection.", param="id"
+            )
+        await self._runs.cancel(tenant_of(request.scope).name, id)
+        return Response(self._stored(request, id).body, media_type="application/json")
+
+    async def count(self, request: Request) -> Response:
+        """Return the number of tokens that the model would read."""
+        tenant = tenant_of(request.scope)
+        with self._context.hold_body(request) as holding:
+            body = await self._context.read_object(request, holding)
+            record_of(request.scope).rate_headers = lambda: self._context.admission.rate_headers(tenant)
+            with self._context.admission.enter(tenant):
+                return await run_watched(self._counted(body, tenant.name, holding), request.receive)
+
+    async def retrieve(self, request: Request, id: str) -> Response:
+        """Return a stored response; with `stream=true` as events, which are made anew."""
+        entry, query = self._stored(request, id), request.query_params
+        if query.get("stream", "false").lower() in ("true", "1"):
+            if not entry.is_over:
+                raise AdmissionError(
+                    400,
+                    "A response in progress cannot be streamed here; retrieve it until it has ended.",
+                    param="stream",
+                )
+            after = query.get("starting_after", "-1")
+            if not _NUMBER.fullmatch(after):
+                raise AdmissionError(400, "starting_after must be the number of an event", param="starting_after")
+            return Response(replayed(entry.body, int(after)), media_type=MEDIA_TYPE)
+        return Response(entry.body, media_type="application/json")
+
+    async def delete(self, request: Request, id: str) -> Response:
+        """Forget a stored response. Later turns of its conversation keep their context."""
+        self._stored(request, id)
+        tenant = tenant_of(request.scope).name
+        await self._runs.cancel(tenant, id)
+        self._store.remove(tenant, id)
+        return json_answer(DeletedResponse(id))
+
+    async def input_items(self, request: Request, id: str) -> Response:
+        """List the items that the client sent with a stored response, the latest first, page by page."""
+        query = request.query_params
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise AdmissionError(400, "order must be asc or desc", param="order")
+        limit = query.get("limit", str(_PAGE))
+        if not (limit.isascii() and limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= _MAX_PAGE):
+            raise AdmissionError(400, f"limit must be a number from 1 to {_MAX_PAGE}", param="limit")
+        items = self._stored(request, id).turn.input_items()
+        ordered = items if order == "asc" else items[::-1]
+        start, after = 0, query.get("after")
+        if after is not None:
+            places = [index for index, item in enumerate(ordered) if item["id"] == after]
+            if not places:
+                raise AdmissionError(400, "after must be the id of an item of this response", param="after")
+            start = places[0] + 1
+        page = ordered[start : start + int(limit)]
+        first, last = (str(page[0]["id"]), str(page[-1]["id"])) if page else ("", "")
+        return json_answer(InputItemList(page, first, last, has_more=start + len(page) < len(ordered)))
+
+    def _stored(self, request: Request, id: str) -> StoredResponse:
+        entry = self._store.get(tenant_of(request.scope).name, id)
+        if entry is None:
+            raise AdmissionError(
+                404, f"Response with id '{id[:128]}' not found.", code="response_not_found", param="id"
+            )
+        return entry
+
+    def _read(self, body: dict[str, object], tenant: str) -> "_Made":
+        refuse_foreign(body)
+        fields = read_fields(ResponseFields, body)
+        self._check_background(fields)
+        model = self._context.model_name(fields.model)
+        parent, items = self._conversation(fields, tenant)
+        chat = self._chat(chat_body(fields, body), fields, parent, items)
+        chat.note_ignored(ignored_by(body))
+        tier = self._pipeline.head(chat, "resp_", with_logprobs=False).service_tier
+        head = self._body(fields, chat, model, tier or "default")
+        keeper = ResponseKeeper(self._store, tenant)
+        is_kept = head.store
+        call = ResponseCall(self._call(chat), fields.truncation == "auto")
+        shape = ResponseShape(
+            head,
+            keeper.change if is_kept else _ignored,
+            new_id,
+            self._context.wall_s,
+            reader=call.chat.reader,
+            with_logprobs=fields.wants_logprobs,
+        )
+        return _Made(call, shape, keeper, ConversationTurn.begin(parent, items) if is_kept else None)
+
+    def _check_background(self, fields: ResponseFields) -> None:
+        if not fields.background:
+            return
+        if fields.stream:
+            raise AdmissionError(
+                400,
+                "background with stream is not supported: retrieve the response until it has ended.",
+                code="unsupported_parameter",
+                param="background",
+            )
+        if fields.store is False or not self._store.keeps_any:
+            raise AdmissionError(
+                400, "background needs store: the response is retrieved from there.", param="background"
+            )
+
+    def _answer_later(self, begun: BegunAnswer, one: "_Made", request: Request) -> Response:
+        """Go on with a response in the background, and return it as it is now."""
+        assert one.turn is not None  # what runs in the background is stored
+        one.keeper.begin(one.shape.body, one.turn)
+        tenant = tenant_of(request.scope).name
+        record_of(request.scope).background = self._runs.start(tenant, begun, one.shape)
+        return json_answer(one.shape.body)
+
+    def _conversation(self, fields: ResponseInputFields, tenant: str) -> tuple[ConversationTurn | None, list[Item]]:
+        """Return the turn before this one, and the items of this one. Errors: AdmissionError (400 or 404)."""
+        parent = None
+        if fields.previous_response_id is not None:
+            entry = self._store.get(tenant, fields.previous_response_id)
+            if entry is None:
+                raise AdmissionError(
+                    404,
+                    f"Previous response with id '{fields.previous_response_id}' not found. Responses are kept in"
+                    " memory, for a limited time and number; send the whole conversation as input.",
+                    code="previous_response_not_found",
+                    param="previous_response_id",
+                )
+            if not entry.is_over:
+                raise AdmissionError(400, "The previous response is still in progress.", param="previous_response_id")
+            parent = entry.turn
+        items = read_items(fields.input, lambda id: self._store.item(tenant, id))
+        if parent is None and not items:
+            raise AdmissionError(
+                400, "One of input and previous_response_id is required.", code="missing_required_parameter",
+                param="input",
+            )  # fmt: skip
+        return parent, items
+
+    def _chat(
+        self,
+        chat: Mapping[str, object],
+        fields: ResponseInputFields,
+        parent: ConversationTurn | None,
+        items: list[Item],
+    ) -> ChatFields:
+        """Return the request as a chat request. Errors: AdmissionError (400)."""
+        before: list[Item] = [] if parent is None else cast(list[Item], parent.conversation())
+        body: dict[str, object] = {**chat, "messages": chat_messages([*before, *items], fields.instructions)}
+        with in_our_words():
+            refuse_unsupported(body)
+            refuse_unsupported_in_messages(body)
+            return read_fields(ChatFields, body)
+
+    def _call(self, chat: ChatFields) -> ChatCall:
+        with in_our_words():
+            return ChatCall.of(chat, self._context)
+
+    def _body(self, fields: ResponseFields, chat: ChatFields, model: str, service_tier: str) -> ResponseBody:
+        defaults, reasoning = self._context.defaults, fields.reasoning
+        return ResponseBody(
+            id=new_id("resp_"),
+            created_at=int(self._context.wall_s()),
+            status="queued" if fields.background else "in_progress",
+            background=bool(fields.background),
+            instructions=fields.instructions,
+            max_output_tokens=fields.max_output_tokens,
+            max_tool_calls=fields.max_tool_calls,
+            metadata=fields.metadata or {},
+            model=model,
+            output=[],
+            parallel_tool_calls=fields.parallel_tool_calls is not False,
+            previous_response_id=fields.previous_response_id,
+            prompt_cache_key=fields.prompt_cache_key,
+            reasoning=ReasoningBody(reasoning.effort, reasoning.summary) if reasoning is not None else ReasoningBody(),
+            safety_identifier=fields.safety_identifier,
+            service_tier=service_tier,
+            store=fields.store is not False and self._store.keeps_any,
+            temperature=defaults.temperature if chat.temperature is None else chat.temperature,
+            text=_text_body(fields),
+            tool_choice=fields.tool_choice or "auto",
+            tools=[{"parameters": None, "strict": None, **tool} for tool in fields.tools or []],
+            top_logprobs=fields.top_logprobs or 0,
+            top_p=defaults.top_p if chat.top_p is None else chat.top_p,
+            truncation=fields.truncation or "disabled",
+            user=fields.user,
+        )
+
+    async def _counted(self, body: dict[str, object], tenant: str, holding: BodyHolding) -> Response:
+        with holding.displaceable():
+            limits = await self._context.limits()
+        refuse_foreign(body)
+        fields = read_fields(ResponseInputFields, body)
+        self._context.model_name(fields.model)
+        parent, items = self._conversation(fields, tenant)
+        chat = self._chat(prompt_fields(fields), fields, parent, items)
+        call = ResponseCall(self._call(chat), fields.truncation == "auto")
+        (tokens,) = await call.tokenize(limits)
+        return json_answer(InputTokenCount(len(tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A response that is about to be generated; `turn` is None if it is not stored."""
+
+    call: ResponseCall
+    shape: ResponseShape
+    keeper: ResponseKeeper
+    turn: ConversationTurn | None
+
+
+def _text_body(fields: ResponseFields) -> dict[str, object]:
+    text = fields.text
+    form = None if text is None else text.format
+    verbosity = None if text is None else text.verbosity
+    return {"format": form or {"type": "text"}, **({} if verbosity is None else {"verbosity": verbosity})}
+
+
+def _ignored(_body: ResponseBody) -> None:
+    """Forget a response that is not stored."""
+
+
+def _contract(answer: object, *refusals: int, events: object | None = None) -> Contract:
+    return Contract(answers={200: answer}, events=events, refusals=(*refusals, *KEY_REFUSALS, 404))

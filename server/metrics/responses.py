@@ -1,0 +1,39 @@
+"""Metrics of the responses that /v1/responses stores."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_REASONS = ("expired", "full")
+
+
+class ResponseMetrics(Collector):
+    """The number and the memory of stored responses, read at a scrape, and the number of forgotten ones."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._forgotten = Counter(
+            "tiercel_forgotten_responses", "Stored responses that expired or gave way to others.", ("reason",),
+            registry=registry,
+        )  # fmt: skip
+        for reason in _REASONS:
+            self._forgotten.labels(reason)
+        self._num_responses: Callable[[], int] = lambda: 0
+        self._num_bytes: Callable[[], int] = lambda: 0
+
+    def open(self, num_responses: Callable[[], int], num_bytes: Callable[[], int]) -> None:
+        """Set the sources of the gauges."""
+        self._num_responses = num_responses
+        self._num_bytes = num_bytes
+        self._registry.register(self)
+
+    def on_forgotten(self, reason: str, count: int) -> None:
+        """Count responses that were forgotten."""
+        self._forgotten.labels(reason).inc(count)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges."""
+        yield GaugeMetricFamily("tiercel_stored_responses", "Stored responses.", self._num_responses())
+        yield GaugeMetricFamily("tiercel_stored_response_bytes", "Memory of stored responses.", self._num_bytes())

@@ -1,0 +1,150 @@
+"""Fields that act on sampling or service, and fields that are ignored, as the engine and the client see them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.server.api.test_prompt_answers import answer_of, events_of, refusal_of
+from tests.server.fake_engine import Script
+from tests.server.harness import Running, chat_body, server_settings, text_body, with_server
+from tiercel.server.text.tokenizer import TextCodec
+
+TEXT = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+def test_bad_words_are_banned_at_the_start_of_a_text_and_behind_a_space(model_folder: Path, codec: TextCodec) -> None:
+    async def test(server: Running) -> None:
+        await answer_of(server, TEXT, text_body(bad_words=["fox", "naïve café"], max_tokens=1))
+        words = server.engine.submitted[0].params.bad_words
+        assert tuple(codec.encode("fox", add_special_tokens=False)) in words
+        assert tuple(codec.encode("naïve café", add_special_tokens=False)) in words
+        assert all(codec.decode(list(word)).lstrip() in ("fox", "naïve café") for word in words)
+        error = await refusal_of(server, TEXT, text_body(bad_words=["qxz" * 30]))
+        assert error["message"] == "bad_words: an entry has more than 32 tokens"
+        error = await refusal_of(server, TEXT, text_body(bad_words=["x"] * 129))
+        assert error["param"] == "bad_words"
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_allowed_tokens_reach_the_engine(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        await answer_of(server, CHAT, chat_body(allowed_token_ids=[7, 9], max_tokens=1))
+        assert server.engine.submitted[0].params.allowed_token_ids == (7, 9)
+        error = await refusal_of(server, CHAT, chat_body(allowed_token_ids=[1024]))
+        assert error["message"] == (
+            "allowed_token_ids: token id 1024 is out of vocabulary: the model has 1024 tokens, 0 to 1023"
+        )
+        await refusal_of(server, CHAT, chat_body(allowed_token_ids=[]))
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_errors_of_logit_bias_name_the_key_the_id_and_the_vocabulary(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        error = await refusal_of(server, TEXT, text_body(logit_bias={"the\n": 1}))
+        assert error["message"] == 'logit_bias: the key "the?" is not a token id, such as 50256'
+        error = await refusal_of(server, TEXT, text_body(logit_bias={"5": 101.5}))
+        assert error["message"] == "logit_bias: the value of token 5 must be between -100 and 100, got 101.5"
+        error = await refusal_of(server, TEXT, text_body(logit_bias={"5000": 1}))
+        assert "token id 5000 is out of vocabulary: the model has 1024 tokens" in error["message"]
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_top_p_zero_is_greedy(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        await answer_of(server, TEXT, text_body(top_p=0, temperature=0.7, max_tokens=1))
+        assert (server.engine.submitted[0].params.temperature, server.engine.submitted[0].params.top_p) == (0, 1)
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_a_prompt_has_up_to_128_choices(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        answer = await answer_of(server, TEXT, text_body(n=128, max_tokens=1))
+        assert len(answer["choices"]) == 128
+        await refusal_of(server, TEXT, text_body(n=129))
+
+    with_server(server_settings(model_folder), test, Script(max_running=128))
+
+
+@pytest.mark.parametrize(
+    ("tier", "band", "served"), [("auto", 0, "default"), ("priority", 0, "default"), ("flex", 1, "flex")]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_service_tier_is_never_above_the_tenants_band(
+    model_folder: Path, tier: str, band: int, served: str, stream: bool
+) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.post(CHAT, json=chat_body(service_tier=tier, max_tokens=1, stream=stream))
+        parts = events_of(answer.text) if stream else [answer.json()]
+        assert {part["service_tier"] for part in parts} == {served}
+        assert server.engine.submitted[0].band == band
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_unknown_fields_are_named_in_a_header(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        body = chat_body(max_tokens=1, temprature=0.5, **{"Bad\r\nName": 1, "tool_choice": "none", "x" * 99: None})
+        answer = await server.http.post(CHAT, json=body)
+        assert answer.headers["x-tiercel-ignored-fields"] == "temprature, Bad??Name"
+        answer = await server.http.post(CHAT, json=chat_body(max_tokens=1, **{f"field{i}": i for i in range(99)}))
+        assert len(answer.headers["x-tiercel-ignored-fields"].split(", ")) == 16
+        answer = await server.http.post(CHAT, json=chat_body(max_tokens=1, user="me", metadata={"a": "b"}, store=True))
+        assert "x-tiercel-ignored-fields" not in answer.headers
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_metadata_is_checked(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        for wrong in ({"a": 1}, {"k" * 65: "v"}, {"k": "v" * 513}, {str(i): "v" for i in range(17)}):
+            error = await refusal_of(server, CHAT, chat_body(metadata=wrong))
+            assert error["param"] == "metadata"
+
+    with_server(server_settings(model_folder), test)
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_events_have_usage_null_until_the_last_one(model_folder: Path, path: str) -> None:
+    async def test(server: Running) -> None:
+        make = text_body if path == TEXT else chat_body
+        body = make(stream=True, max_tokens=6, stream_options={"include_usage": True})
+        *others, last = events_of((await server.http.post(path, json=body)).text)
+        assert all(event["usage"] is None for event in others)
+        assert last["usage"]["completion_tokens"] == 6
+        assert last["system_fingerprint"] == "fp_0123456789abcdef"
+
+    with_server(server_settings(model_folder), test, Script(step_s=0.005))
+
+
+def test_forced_usage_is_on_every_event(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        events = events_of((await server.http.post(CHAT, json=chat_body(stream=True, max_tokens=4))).text)
+        counts = [event["usage"]["completion_tokens"] for event in events]
+        assert counts == sorted(counts)
+        assert (counts[0], counts[-1]) == (0, 4)
+
+    with_server(server_settings(model_folder), test, Script(step_s=0.005), enable_force_include_usage=True)
+
+
+def test_every_answer_has_a_fingerprint_and_a_request_id(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        for path, body in ((TEXT, text_body(max_tokens=1)), (CHAT, chat_body(max_tokens=1))):
+            answer = await server.http.post(path, json=body)
+            assert answer.json()["system_fingerprint"] == "fp_0123456789abcdef"
+            assert len(answer.headers["x-request-id"]) == 32
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_a_suffix_needs_the_tokens_of_fill_in_the_middle(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        error = await refusal_of(server, TEXT, text_body(suffix="end"))
+        assert (error["code"], error["param"]) == ("unsupported_parameter", "suffix")
+        await answer_of(server, TEXT, text_body(suffix="", max_tokens=1))
+
+    with_server(server_settings(model_folder), test)
