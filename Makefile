@@ -1,6 +1,6 @@
 # `make serve` serves the embedded model from a fresh clone, `make test` runs lint, types and tests. CI runs `make test`,
-# `make test-slow`, `make faults-quick`, `make soak`, `make test-ui` and `make test-deploy`. `make help` lists the
-# targets. Variables:
+# `make test-slow`, `make faults-quick`, `make soak`, `make test-clients` for two clients, `make test-ui` and
+# `make test-deploy`. `make help` lists the targets. Variables:
 #
 #   TORCH      requirement of torch                             make setup TORCH='torch==2.13.0'
 #   PIP_ARGS   arguments of every `pip install`                 make setup PIP_ARGS='--extra-index-url URL'
@@ -10,7 +10,8 @@
 #   ARGS       additional flags of `tiercel serve`              make serve ARGS='--log-format console'
 #   BROWSER    `required`: fail without Chromium                make test-ui BROWSER=required
 #   ENGINE     `required`: fail without a Docker engine         make test-deploy ENGINE=required
-#   TOOLS      `required`: fail without strace or promtool      make test TOOLS=required
+#   TOOLS      `required`: fail without strace, promtool, npm   make test TOOLS=required
+#   CLIENTS    names of client libraries; default: all          make test-clients CLIENTS='openai langchain'
 #   TESTS      paths and flags of pytest                        make pytest TESTS='tests/cli -k port'
 #   MINUTES    length of the soak; default: 75 seconds          make soak MINUTES=30
 #   SOAK       further flags of the soak                        make soak SOAK='--break memory'
@@ -22,6 +23,7 @@ LOCK ?= requirements.lock
 ARGS ?=
 ENGINE ?=
 TOOLS ?=
+CLIENTS ?=
 TESTS ?= tests
 MINUTES ?=
 SOAK ?=
@@ -47,7 +49,7 @@ CHROMIUM := for name in chromium chromium-browser google-chrome; do command -v $
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-long faults faults-quick test-fast test-report test-ui test-deploy soak lint format pytest constraints lock clean
+.PHONY: help setup serve test test-slow test-long faults faults-quick test-fast test-report test-clients test-ui test-deploy soak lint format pytest constraints lock clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -73,11 +75,11 @@ format: $(TEST_READY)  ## format and fix with ruff
 
 pytest: $(TEST_READY)  ## all tests that need no browser, no Docker and no fault; installs strace and promtool if it may
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
-	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser --ignore tests/deploy --ignore tests/faults $(TESTS)
+	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser --ignore tests/deploy --ignore tests/faults --ignore tests/clients $(TESTS)
 
 test-slow: $(TEST_READY)  ## killed processes, disk faults, hundreds of random walks: about ten minutes
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
-	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow --ignore tests/browser --ignore tests/deploy --ignore tests/faults tests
+	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow --ignore tests/browser --ignore tests/deploy --ignore tests/faults --ignore tests/clients tests
 
 faults: $(TEST_READY)  ## the score of the 40 rows of docs/faults.md, with hundreds of kills: about two hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.score
@@ -86,10 +88,15 @@ faults-quick: $(TEST_READY)  ## the same with the tests that take seconds: at mo
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.score --quick
 
 test-long: $(TEST_READY)  ## thousands of simulations and preemptions: about an hour
-	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser --ignore tests/deploy --ignore tests/faults
+	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser --ignore tests/deploy --ignore tests/faults --ignore tests/clients
 
 test-fast: $(TEST_READY)  ## tests that load no model
 	$(BIN)/python -m pytest -q -x $(FAST_TESTS)
+
+test-clients: $(TEST_READY)  ## client libraries of OpenAI, LangChain, ... against the daemon; CLIENTS='openai langchain'
+	PIP_ARGS='$(PIP_ARGS)' TOOLS='$(TOOLS)' $(BIN)/python -m tests.clients.environments $(CLIENTS)
+	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs --timeout 1200 \
+	  $(or $(patsubst %,tests/clients/test_%.py,$(CLIENTS)),tests/clients)
 
 test-report: $(BROWSER_READY)  ## the load-test report in headless Chromium; installs Chromium if run as root
 	@$(CHROMIUM)
@@ -127,7 +134,7 @@ lock: $(READY)  ## write requirements.lock from constraints.txt and pyproject.to
 	mv build/lock/requirements.lock requirements.lock
 
 clean:  ## remove .venv and all build products
-	rm -rf $(VENV) build dist *.egg-info engine/native/*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients build dist *.egg-info engine/native/*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
