@@ -28,6 +28,7 @@ from tiercel.device.timer import WallTimer
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.sampling import Sampled, Sampler
 from tiercel.engine.steering import step_limits
+from tiercel.engine.step.held import Drawn, HeldStep
 from tiercel.engine.step.inputs import BatchInputs
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import BatchResult, Runner
@@ -56,11 +57,11 @@ class IdleRunner(Runner):
         super().__init__(None, kv, sampler, InlineLane(), rows, book, (2,))  # type: ignore[arg-type]
         self._sampled = torch.full((len(rows.tables),), 7), torch.zeros(len(rows.tables), dtype=torch.bool)
 
-    def _run_batch(self, batch: BatchInputs) -> BatchResult:
+    def _run_batch(self, batch: BatchInputs, held: HeldStep | None) -> BatchResult:
         count = len(batch.seqs)
         tokens, bad_rows = self._sampled
         sampled = Sampled(tokens[:count], bad_rows[:count])
-        return BatchResult(batch, sampled, WallTimer(MonotonicClock(), 0.0))
+        return BatchResult(Drawn(batch.seqs, sampled), None, WallTimer(MonotonicClock(), 0.0))
 
 
 class IdleMover:

@@ -13,9 +13,9 @@ python=${PYTHON:-python3}
 
 # What serving, offline mode and the load test import, less what comes with torch and transformers.
 names=(
-    msgspec xxhash structlog prometheus_client rich typer httpx
+    msgspec xxhash llguidance structlog prometheus_client rich typer httpx
     pydantic pydantic_core typing-inspection typing_extensions annotated-types
-    fastapi starlette uvicorn uvloop httptools opentelemetry-api annotated-doc
+    fastapi starlette uvicorn uvloop httptools python-multipart opentelemetry-api annotated-doc
     anyio sniffio h11 httpcore idna certifi click shellingham markdown-it-py mdurl Pygments
 )
 
