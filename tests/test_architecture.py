@@ -63,6 +63,8 @@ ALSO: dict[str, set[str]] = {
     "tiercel/checkpoint.py": {"huggingface_hub"},
     "tiercel/log.py": {"structlog"},
     "server/http/guarded_protocol.py": {"httptools"},
+    "server/batch/upload_form.py": {"python_multipart"},
+    "server/grammar/worker.py": {"llguidance"},
     "server/tracing/export.py": {"opentelemetry"},
     "simulation/simulator.py": {"engine.loop"},
     "cli/simulate_input.py": {"yaml"},
@@ -71,13 +73,16 @@ ALSO: dict[str, set[str]] = {
 # The rooms of the server -> rooms of the server that they may import. The files of `server/` itself stand on top.
 SERVER: dict[str, set[str]] = {
     "http": set(),
-    "text": set(),
+    "workers": set(),
+    "text": {"workers"},
+    "grammar": {"workers"},
     "engine": {"text"},
     "tenancy": {"http", "engine"},
     "control": {"http", "engine", "tenancy"},
+    "batch": {"tenancy"},
     "metrics": {"engine", "tenancy"},
     "tracing": {"engine"},
-    "api": {"http", "text", "engine", "tenancy", "control", "metrics", "tracing"},
+    "api": {"http", "text", "grammar", "engine", "tenancy", "control", "batch", "metrics", "tracing"},
     "ui": {"api", "engine", "tenancy", "metrics"},
 }
 # The rooms of the load test -> rooms of the load test that they may import; `bench`, `plan`, `evaluation` and `target`
@@ -112,7 +117,9 @@ CATCH_ALL = {
     "kvcache/store/disk.py": 1,  # the body of the I/O threads
     "kvcache/store/mover.py": 1,  # the body of the copying threads
     "server/api/middleware.py": 1,
+    "server/batch/worker.py": 1,  # the work on one batch
     "server/engine/generation.py": 1,  # the handling of one report for one request
+    "server/grammar/worker.py": 1,  # llguidance's reader of GBNF raises bare ones
     "server/text/tokenizer.py": 1,  # tokenizers raises a bare Exception; anything else passes through
 }
 READS_ENVIRONMENT = {"tiercel/config.py", "tiercel/openmp.py", "engine/native/build.py", "engine/native/library.py"}

@@ -1,6 +1,7 @@
 """The engine without HTTP, with every report kept."""
 
 import select
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.step.flight import StepRunner
 from tiercel.engine.wake import Wake
 from tiercel.ids import SeqId
-from tiercel.outcome import Finished, Gauges, TokenLogprobs
+from tiercel.outcome import Finished, Gauges, PromptReading, TokenLogprobs
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.settings import EngineSettings
 from tiercel.wire import FromEngine, Report, Submit
@@ -23,6 +24,8 @@ class Inbox:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompts: dict[int, list[PromptReading]] = field(default_factory=dict)
+    pooled: "dict[int, array[float]]" = field(default_factory=dict)
     most_running: int = 0
 
     def post(self, message: FromEngine) -> None:
@@ -33,6 +36,12 @@ class Inbox:
             self.tokens.setdefault(seq, []).append(token)
         for found in message.logprobs:
             self.logprobs.setdefault(found.seq, []).append(found)
+        for part in message.prompts:
+            assert part.seq not in self.finished
+            self.prompts.setdefault(part.seq, []).append(part)
+        for pooled in message.pooled:
+            assert pooled.seq not in self.pooled
+            self.pooled[pooled.seq] = array("f", pooled.vector)
         for finished in message.finished:
             self.finished[finished.seq] = finished
         if message.gauges is not None:
@@ -57,9 +66,24 @@ class EngineBench:
         self._next = 1
         self.is_checked = True  # whether the books are checked after every step
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, scope: bytes = b"") -> int:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        scope: bytes = b"",
+        outputs: Sequence[int] = (),
+        num_read: int = 0,
+    ) -> int:
         seq, self._next = self._next, self._next + 1
-        request = Request(id=SeqId(seq), prompt=pack_tokens(prompt), params=params, arrival_s=float(seq), scope=scope)
+        request = Request(
+            id=SeqId(seq),
+            prompt=pack_tokens(prompt),
+            params=params,
+            arrival_s=float(seq),
+            scope=scope,
+            outputs=pack_tokens(outputs),
+            num_read=num_read,
+        )
         self.engine.loop.take([Submit(request)])
         return seq
 

@@ -7,11 +7,11 @@ thousand. A failure prints the seed and the input; the input then goes to `corpu
 
 import pytest
 
-from tests.fuzz import machine_bytes, operator_files
+from tests.fuzz import machine_bytes, operator_files, tenant_files
 from tests.fuzz.target import Target
 from tests.seeds import fresh_seeds
 
-TARGETS = (*operator_files.TARGETS, *machine_bytes.TARGETS)
+TARGETS = (*operator_files.TARGETS, *machine_bytes.TARGETS, *tenant_files.TARGETS)
 QUICK, LONG = 600, 100_000
 FEW = {"tokenizer": 30, "tokenizer_config": 60, "volume": 150}  # of the slow parsers
 

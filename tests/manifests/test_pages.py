@@ -105,3 +105,16 @@ def test_the_alerts_that_are_named_have_their_section() -> None:
 def test_the_readme_leads_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [page for page in PAGES if f"docs/{page}.md" not in readme]
+
+
+def test_a_service_is_installed_from_the_lock_as_the_image_is() -> None:
+    """tests/docker/test_dockerfile.py holds the same order in the image."""
+    installs = [line.partition(" install ")[2] for line in text("operations").splitlines() if "bin/pip install" in line]
+    assert installs == [
+        "--require-hashes --no-deps -r requirements.lock",
+        "--constraint constraints.txt torch",
+        "--no-deps .",
+    ]
+    for path in (*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")):
+        if path.name != "CHANGELOG.md":
+            assert not re.search(r"pip install[^`\n]*(tiercel\[|'\.\[)", path.read_text(encoding="utf-8")), path

@@ -44,6 +44,9 @@ GAUGES = Gauges(
     preemptions_by_reason={"band": 5, "debt": 4},
     swapped_tokens=640,
     recomputed_tokens=50,
+    drafts=20,
+    proposed_tokens=80,
+    accepted_tokens=60,
     switches=(SwitchGauges("swap", 2, 0.5, 0.75), SwitchGauges("recompute", 1, 1.5, 1.25)),
     tiers=(
         TierGauges(
@@ -80,7 +83,9 @@ def read_page(model_folder: Path, folder: Path, *, detail: bool = True) -> str:
     """Serve, make every counter exist, and read the page over HTTP."""
     file = folder / "tenants.yaml"
     file.write_text(TENANTS)
-    settings = replace(server_settings(model_folder), tenants_config=str(file), max_num_queued_reqs=2)
+    settings = replace(
+        server_settings(model_folder), tenants_config=str(file), files_path=str(folder / "files"), max_num_queued_reqs=2
+    )
 
     async def run() -> str:
         async with running(settings, Script(cached=1, step_s=0.01, max_running=1, fail_prompt_with=7)) as server:

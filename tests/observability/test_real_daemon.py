@@ -14,7 +14,7 @@ tenants:
 FLAGS = (
     *("--cpu-device-pool", "--kv-cache-memory-bytes", "32M", "--kv-host-size", "64M"),
     *("--kv-disk-path", "kv", "--kv-disk-size", "64M", "--kv-disk-daily-writes", "1G"),
-    *("--calibration-seconds", "0", "--tenants-config", "tenants.yaml"),
+    *("--calibration-seconds", "0", "--tenants-config", "tenants.yaml", "--files-path", "files"),
 )
 # What exists only once something has gone wrong, or two tenants have waited for seconds.
 ON_OCCASION = {

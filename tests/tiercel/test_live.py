@@ -16,7 +16,14 @@ def test_only_settings_that_act_on_a_running_server_are_live() -> None:
         *("shutdown_timeout", "stall_timeout", "sse_keep_alive_interval", "max_body_bytes"),
         *("request_timeout", "queue_timeout", "timeout_body"),
         *("max_pending_body_bytes", "max_answer_bytes"),
-        *("max_logprobs", "stream_interval", "enable_force_include_usage", "enable_prompt_tokens_details"),
+        *("stored_responses", "stored_response_tenant_bytes", "stored_response_bytes", "stored_response_lifetime"),
+        *(
+            "max_logprobs",
+            "prompt_lookup_num_tokens",
+            "stream_interval",
+            "enable_force_include_usage",
+            "enable_prompt_tokens_details",
+        ),
         "log_level",
     }
 

@@ -9,7 +9,7 @@ import pytest
 
 from tiercel.ids import SeqId
 from tiercel.plan import Slice
-from tiercel.step_record import EngineTrail, StepRecord
+from tiercel.step_record import ANY_SEQ, EngineTrail, StepRecord
 
 _ENGINE = """
 import os, signal, sys
@@ -74,3 +74,15 @@ def test_any_bytes_can_be_read(record_fd: int) -> None:
     for _ in range(50):
         os.pwrite(record_fd, os.urandom(os.fstat(record_fd).st_size), 0)
         assert len(record.read().end_by_seq) <= 16
+
+
+def test_a_request_whose_grammar_is_compiled_is_blamed_before_the_planning_of_a_step() -> None:
+    record = StepRecord.open(4)
+    record.compile(SeqId(9))
+    record.enter(ANY_SEQ)
+    assert record.read().entering == 9
+    record.compile(SeqId(0))
+    assert record.read().entering == ANY_SEQ
+    record.compile(SeqId(9))
+    record.clear()
+    assert record.read().is_empty
