@@ -21,14 +21,36 @@ START: Final[str] = "<|im_start|>"
 END: Final[str] = "<|im_end|>"
 SPECIALS: Final[tuple[str, ...]] = (PAD, START, END)
 
-CHAT_TEMPLATE: Final[str] = (
-    "{%- for message in messages -%}\n"
-    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}\n"
-    "{%- endfor -%}\n"
-    "{%- if add_generation_prompt -%}\n"
-    "{{- '<|im_start|>assistant\\n' -}}\n"
-    "{%- endif -%}"
-)
+CHAT_TEMPLATE: Final[str] = r"""{%- if tools -%}
+{{- '<|im_start|>system\n' -}}
+{%- if messages[0]['role'] == 'system' -%}
+{{- messages[0]['content'] + '\n\n' -}}
+{%- endif -%}
+{{- 'You can call these functions.\n<tools>\n' -}}
+{%- for tool in tools -%}
+{{- (tool | tojson) + '\n' -}}
+{%- endfor -%}
+{{- '</tools>\nA call is written as <tool_call>{"name": ..., "arguments": {...}}</tool_call>.<|im_end|>\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message['role'] == 'tool' -%}
+{{- '<|im_start|>user\n<tool_response>\n' + message['content'] + '\n</tool_response><|im_end|>\n' -}}
+{%- elif message['tool_calls'] -%}
+{{- '<|im_start|>assistant\n' + (message['content'] or '') -}}
+{%- for call in message['tool_calls'] -%}
+{%- set given = call['function']['arguments'] -%}
+{{- '<tool_call>\n{"name": ' + (call['function']['name'] | tojson) + ', "arguments": ' -}}
+{{- (given if given is string else given | tojson) + '}\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\n' -}}
+{%- elif not (tools and loop.first and message['role'] == 'system') -%}
+{{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\n' -}}
+{%- endif -%}"""
+"""ChatML. Tools are shown in the system message; without them, prompts are those of the training."""
 
 
 def _training_text() -> Iterator[str]:
