@@ -47,7 +47,8 @@ def test_a_batch_goes_through_its_statuses_and_answers_every_line(tmp_path: Path
         assert (folder.worker.num_completed, folder.worker.num_failed) == (30, 0)
         sizes = sum(record.bytes for record in folder.spool.of(ACME))
         assert folder.spool.space.held_bytes == sizes
-        assert [path.name for path in (tmp_path / "batches").iterdir()] == [f"{record.id}.json"]
+        # The status is seen before the journals are deleted.
+        await until(lambda: [path.name for path in (tmp_path / "batches").iterdir()] == [f"{record.id}.json"])
 
     run(tmp_path, test, answers)
 
