@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from tests.conformance.bench import EngineBench
 from tests.conformance.models import VOCAB_SIZE, Family, make_checkpoint
-from tests.seeds import fresh_seeds
+from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.outcome import PromptReading
 from tiercel.request import SamplingParams
 
@@ -98,7 +98,7 @@ def as_tensor(kind: str, raw: bytes) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", [1, *fresh_seeds(1)])
+@pytest.mark.parametrize("seed", fast_and_slow([1], fresh_seeds(1)))
 def test_log_probabilities_of_prompts_and_outputs(reference: Reference, way: str, seed: int) -> None:
     rng = random.Random(seed)
     one = bench(reference, **WAYS[way])
@@ -167,7 +167,7 @@ def test_a_resumed_prompt_goes_on_behind_the_positions_that_the_client_has(refer
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", [2, *fresh_seeds(1)])
+@pytest.mark.parametrize("seed", fast_and_slow([2], fresh_seeds(1)))
 def test_pooled_states(reference: Reference, way: str, seed: int) -> None:
     rng = random.Random(seed)
     one = bench(reference, **WAYS[way])

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.daemon import TIERCEL, Daemon, daemon
+from tests.seeds import fast_and_slow
 
 TEXT = "/v1/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -107,6 +108,7 @@ def test_a_drain_leaves_the_batch_for_the_next_start(tmp_path: Path) -> None:
         assert len(answers(running.http, until_over(running.http, batch_id))) == 60
 
 
+@pytest.mark.slow
 def test_a_daemon_that_takes_over_goes_on_with_the_batch(tmp_path: Path) -> None:
     with daemon(tmp_path, *flags(tmp_path)) as old:
         batch_id = begin(old.http, lines(100))
@@ -124,7 +126,7 @@ def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) ->
     assert ran.returncode == 2 and "--files-path" in ran.stderr
 
 
-@pytest.mark.parametrize("has_url", [True, False])
+@pytest.mark.parametrize("has_url", fast_and_slow([True], [False]))
 def test_run_batch_answers_every_line(tmp_path: Path, has_url: bool) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(lines(12) + b"{\n" + lines(1))

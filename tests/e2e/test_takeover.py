@@ -213,6 +213,7 @@ def drain(*flags: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([TIERCEL, "drain", *flags], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_the_verb_drain_ends_a_daemon_when_its_streams_have_ended(tmp_path: Path) -> None:
     path = str(tmp_path / "control")
     with daemon(tmp_path, *control(tmp_path)) as running, tcp_client(running)() as reader:

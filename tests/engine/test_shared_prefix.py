@@ -165,8 +165,12 @@ SMALL_STEPS = StepLimits(64, 64, tbt_goal_ms=100.0, min_prefill_share=0.3)
         Load(tenants=EIGHT, gap_s=0.003, block_size=64, limits=SMALL_STEPS),
         Load(tenants=EIGHT, gap_s=0.03, limits=StepLimits(64, 256)),
         # The last token of a block is computed alone.
-        Load(block_size=4, limits=StepLimits(8, 16, long_prefill_token_threshold=3)),
-        Load(owns=(1, 5, 64, 300, 2000), tenants=EIGHT, gap_s=0.003, block_size=32),
+        pytest.param(
+            Load(block_size=4, limits=StepLimits(8, 16, long_prefill_token_threshold=3)), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            Load(owns=(1, 5, 64, 300, 2000), tenants=EIGHT, gap_s=0.003, block_size=32), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_shared_prefix_is_computed_once(load: Load) -> None:
@@ -176,7 +180,7 @@ def test_the_shared_prefix_is_computed_once(load: Load) -> None:
         assert bench.computed == bench.needed, seed
 
 
-@pytest.mark.parametrize("seed", [*range(4), *fresh_seeds(2)])
+@pytest.mark.parametrize("seed", [*range(2), *fresh_seeds(1)])
 def test_it_is_computed_once_in_any_order(seed: int) -> None:
     rng = random.Random(seed)
     load = Load(

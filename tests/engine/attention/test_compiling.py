@@ -84,6 +84,7 @@ JOBS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> None:
     compiled = compile_for_hopper(JOBS)
     if compiled is None:
