@@ -19,15 +19,25 @@ KEY_REFUSALS = (401,)
 GENERATION_REFUSALS = (*BODY_REFUSALS, *KEY_REFUSALS, 404, 429, 500, 503, 504)
 
 
+@dataclass(frozen=True, slots=True)
+class QueryField:
+    """A field that a route reads from the query of its address; none is required."""
+
+    name: str
+    schema: Mapping[str, object]  # JSON Schema of its values
+    effect: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """The body, the answers and the refusals of one route.
+    """The query, the body, the answers and the refusals of one route.
 
     `bodies` are alternatives, and so are the members of a union.
 
     A route whose refusals are not errors in OpenAI's shape lists them in `answers`.
     """
 
+    query: tuple[QueryField, ...] = ()
     bodies: tuple[object, ...] = ()
     body_types: tuple[str, ...] = (JSON,)
     answers: Mapping[int, object] = field(default_factory=dict[int, object])  # status -> type of the JSON body

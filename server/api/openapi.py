@@ -1,4 +1,4 @@
-"""/openapi.json: the routes as FastAPI describes them, completed with the bodies and answers of their contracts."""
+"""/openapi.json: the routes as FastAPI describes them, with the queries, bodies and answers of their contracts."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import Match
 from starlette.types import Scope
 
-from tiercel.server.api.contract import EVENTS, JSON, ApiRoute, Contract, members
+from tiercel.server.api.contract import EVENTS, JSON, ApiRoute, Contract, QueryField, members
 from tiercel.server.api.schemas.descriptions import FIELD_TEXTS
 
 _REF = "#/components/schemas/{}"
@@ -54,6 +54,8 @@ def _documented_path(path: str) -> str:
 def _completed(document: Document, contracts: Mapping[tuple[str, str], Contract]) -> Document:
     for (path, method), contract in contracts.items():
         operation = document["paths"][path][method]
+        if contract.query:
+            operation.setdefault("parameters", []).extend(map(_parameter, contract.query))
         if contract.bodies:
             content = {media_type: {"schema": _schema(contract.bodies)} for media_type in contract.body_types}
             operation["requestBody"] = {"required": True, "content": content}
@@ -71,6 +73,10 @@ def _completed(document: Document, contracts: Mapping[tuple[str, str], Contract]
         _API_KEY: {"type": "apiKey", "in": "header", "name": _API_KEY},
     }
     return document
+
+
+def _parameter(field: QueryField) -> Document:
+    return {"name": field.name, "in": "query", "required": False, "description": field.effect, "schema": field.schema}
 
 
 def _responses(contract: Contract) -> Document:

@@ -6,8 +6,26 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from tiercel.errors import AdmissionError
+from tiercel.server.api.contract import QueryField
 
 T = TypeVar("T")
+
+
+def page_query(*, default: int, most: int) -> tuple[QueryField, ...]:
+    """Return the fields that `page_of` reads, for the contract of a route."""
+    return (
+        QueryField("after", {"type": "string"}, "The id of the object behind which the page begins."),
+        QueryField(
+            "limit",
+            {"type": "integer", "minimum": 1, "maximum": most, "default": default},
+            f"The most objects of the page; {default} without it.",
+        ),
+        QueryField(
+            "order",
+            {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+            "The newest objects first (`desc`, also without it), or the oldest.",
+        ),
+    )
 
 
 def page_of(

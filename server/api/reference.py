@@ -1,4 +1,4 @@
-"""The fields of all bodies as the Markdown of docs/api.md, made from /openapi.json."""
+"""The fields of all bodies and queries as the Markdown of docs/api.md, made from /openapi.json."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -10,7 +10,7 @@ END = "<!-- end of the generated part -->"
 
 
 def field_reference(document: Document) -> str:
-    """Return a section for each route with a body: its fields, their values, and what they do."""
+    """Return a section for each route with a body or a query: its fields, their values, and what they do."""
     return "\n".join([BEGIN, *_sections(document), "", END])
 
 
@@ -19,10 +19,17 @@ def _sections(document: Document) -> Iterator[str]:
     for path, operations in sorted(document["paths"].items()):
         for method, operation in sorted(operations.items()):
             names = list(_body_names(operation))
-            if not names:
+            query = [field for field in operation.get("parameters", ()) if field["in"] == "query"]
+            if not names and not query:
                 continue
             statuses = ", ".join(sorted(operation["responses"]))
             yield f"\n### {method.upper()} {path}\n\nStatuses: {statuses}.\n"
+            if query:
+                yield "| in the query | values | effect |\n|---|---|---|"
+                for field in query:
+                    yield f"| `{field['name']}` | {_values(field['schema'], schemas)} | {field['description']} |"
+            if not names:
+                continue
             yield "| field | values | effect |\n|---|---|---|"
             fields = {name: field for schema in names for name, field in schemas[schema].get("properties", {}).items()}
             required = {name for schema in names for name in schemas[schema].get("required", ())}

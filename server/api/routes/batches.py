@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import BODY_REFUSALS, KEY_REFUSALS, ApiRoute, Contract
-from tiercel.server.api.paging import page_of
+from tiercel.server.api.paging import page_of, page_query
 from tiercel.server.api.replies.batches import BatchList, BatchObject
 from tiercel.server.api.routes.files import DISABLED_OR_DRAINING, no_such, service_of
 from tiercel.server.api.schemas.batches import BatchFields
@@ -19,6 +19,9 @@ from tiercel.server.batch.quota import storage_full
 from tiercel.server.batch.records import BatchRecord
 from tiercel.server.http.answer import json_answer
 from tiercel.server.tenancy.auth import tenant_of
+
+_PAGE = 20  # batches of a list, if the client names no number
+_MAX_PAGE = 100
 
 
 class BatchRoutes:
@@ -35,12 +38,13 @@ class BatchRoutes:
         create = Contract(
             bodies=(BatchFields,), answers={200: BatchObject}, refusals=(*BODY_REFUSALS, *refusals, 429, 500, 507)
         )
+        listed = Contract(
+            query=page_query(default=_PAGE, most=_MAX_PAGE), answers={200: BatchList}, refusals=(400, *refusals)
+        )
         one, answers = "/v1/batches/{batch_id}", {200: BatchObject}
         return [
             ApiRoute("POST", "/v1/batches", self.create, create),
-            ApiRoute(
-                "GET", "/v1/batches", self.show_all, Contract(answers={200: BatchList}, refusals=(400, *refusals))
-            ),
+            ApiRoute("GET", "/v1/batches", self.show_all, listed),
             ApiRoute("GET", one, self.show, Contract(answers=answers, refusals=(*refusals, 404))),
             ApiRoute("POST", f"{one}/cancel", self.cancel, Contract(answers=answers, refusals=(*refusals, 404, 409))),
         ]
@@ -69,7 +73,7 @@ class BatchRoutes:
     async def show_all(self, request: Request) -> Response:
         """List the batches of the tenant, the newest first."""
         records = service_of(self._context).folder.book.of(tenant_of(request.scope).name)
-        page, has_more = page_of(request, records, lambda record: record.id, default=20, most=100)
+        page, has_more = page_of(request, records, lambda record: record.id, default=_PAGE, most=_MAX_PAGE)
         data = [BatchObject.of(record) for record in page]
         first, last = (data[0].id, data[-1].id) if data else (None, None)
         return json_answer(BatchList(data=data, first_id=first, last_id=last, has_more=has_more))

@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import BODY_REFUSALS, KEY_REFUSALS, ApiRoute, Contract
-from tiercel.server.api.paging import page_of
+from tiercel.server.api.contract import BODY_REFUSALS, KEY_REFUSALS, ApiRoute, Contract, QueryField
+from tiercel.server.api.paging import page_of, page_query
 from tiercel.server.api.replies.batches import DeletedFile, FileList, FileObject
 from tiercel.server.api.schemas.batches import MAX_LIFETIME_S, MIN_LIFETIME_S, FileFields
 from tiercel.server.batch.records import FileRecord
@@ -29,6 +29,8 @@ _BINARY = "application/octet-stream"
 _LIFETIME_S = MAX_LIFETIME_S  # of files that name none
 _STEP_BYTES = 1024 * 1024  # of an upload, for which --timeout-body is the limit
 _PIECE_BYTES = 256 * 1024  # of a download
+_MAX_PAGE = 10_000  # files of a list
+_PURPOSE = QueryField("purpose", {"type": "string"}, "Only files with this purpose.")
 _PATIENCE_S = 30.0  # for a client that does not read its download
 
 
@@ -47,10 +49,15 @@ class FileRoutes:
             answers={200: FileObject},
             refusals=(*BODY_REFUSALS, *refusals, 429, 500, 507),
         )
+        listed = Contract(
+            query=(_PURPOSE, *page_query(default=_MAX_PAGE, most=_MAX_PAGE)),
+            answers={200: FileList},
+            refusals=(400, *refusals),
+        )
         one = "/v1/files/{file_id}"
         return [
             ApiRoute("POST", "/v1/files", self.upload, upload),
-            ApiRoute("GET", "/v1/files", self.show_all, Contract(answers={200: FileList}, refusals=(400, *refusals))),
+            ApiRoute("GET", "/v1/files", self.show_all, listed),
             ApiRoute("GET", one, self.show, Contract(answers={200: FileObject}, refusals=(*refusals, 404))),
             ApiRoute("DELETE", one, self.delete, Contract(answers={200: DeletedFile}, refusals=(*refusals, 404, 409))),
             ApiRoute("GET", f"{one}/content", self.content, Contract(text_type=_BINARY, refusals=(*refusals, 404))),
@@ -80,7 +87,7 @@ class FileRoutes:
         records = service_of(self._context).folder.spool.of(tenant_of(request.scope).name)
         purpose = request.query_params.get("purpose")
         wanted = [record for record in records if purpose in (None, record.purpose)]
-        page, has_more = page_of(request, wanted, lambda record: record.id, default=10_000, most=10_000)
+        page, has_more = page_of(request, wanted, lambda record: record.id, default=_MAX_PAGE, most=_MAX_PAGE)
         data = [FileObject.of(record) for record in page]
         first, last = (data[0].id, data[-1].id) if data else (None, None)
         return json_answer(FileList(data=data, first_id=first, last_id=last, has_more=has_more))

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from tiercel import __version__
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import KEY_REFUSALS, ApiRoute, Contract
+from tiercel.server.api.contract import KEY_REFUSALS, ApiRoute, Contract, QueryField
 from tiercel.server.api.replies.operations import HealthReply, LoadReply, ReadyReply, UnreadyStatus, VersionReply
 from tiercel.server.engine.status import EngineState
 from tiercel.server.http.answer import json_answer
@@ -43,7 +43,12 @@ class OperationsRoutes:
 
     def metrics_routes(self) -> list[ApiRoute]:
         """Return the route of /metrics, which is open to clients on this machine."""
-        contract = Contract(text_type="text/plain", refusals=(400, *KEY_REFUSALS), is_open_locally=True)
+        detail = QueryField(
+            "detail", {"type": "string", "enum": [_DETAIL]}, "`tenants`: also the lines of every tenant."
+        )
+        contract = Contract(
+            query=(detail,), text_type="text/plain", refusals=(400, *KEY_REFUSALS), is_open_locally=True
+        )
         return [ApiRoute("GET", "/metrics", self.metrics, contract)]
 
     def guarded_routes(self) -> list[ApiRoute]:

@@ -12,8 +12,9 @@ from tiercel.errors import AdmissionError
 from tiercel.server.api.begun import BegunAnswer
 from tiercel.server.api.chat_call import ChatCall
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import GENERATION_REFUSALS, KEY_REFUSALS, ApiRoute, Contract
+from tiercel.server.api.contract import GENERATION_REFUSALS, KEY_REFUSALS, ApiRoute, Contract, QueryField
 from tiercel.server.api.middleware import record_of
+from tiercel.server.api.paging import page_of, page_query
 from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
 from tiercel.server.api.replies.response_events import ResponseEvent
 from tiercel.server.api.replies.response_replay import replayed
@@ -46,9 +47,17 @@ from tiercel.server.http.sse import MEDIA_TYPE
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.auth import tenant_of
 
-_NUMBER = re.compile(r"-?[0-9]{1,9}")
+_NUMBER = re.compile(r"-1|[0-9]{1,9}")
 _MAX_PAGE = 100
-_PAGE = 20
+_PAGE = 20  # items of a list, if the client names no number
+_REPLAY = (
+    QueryField("stream", {"type": "boolean", "default": False}, "The response as the events of its stream."),
+    QueryField(
+        "starting_after",
+        {"type": "integer", "minimum": -1, "maximum": 999_999_999, "default": -1},
+        "With `stream`: the number of the event behind which the events begin.",
+    ),
+)
 
 
 class ResponseRoutes:
@@ -66,14 +75,15 @@ class ResponseRoutes:
             bodies=(ResponseFields,), answers={200: ResponseBody}, events=ResponseEvent, refusals=GENERATION_REFUSALS
         )
         count = Contract(bodies=(ResponseInputFields,), answers={200: InputTokenCount}, refusals=GENERATION_REFUSALS)
+        items = _contract(InputItemList, 400, query=page_query(default=_PAGE, most=_MAX_PAGE))
         one = "/v1/responses/{id}"
         return [
             ApiRoute("POST", "/v1/responses", self.create, create),
             ApiRoute("POST", "/v1/responses/input_tokens", self.count, count),
-            ApiRoute("GET", one, self.retrieve, _contract(ResponseBody, 400, events=ResponseEvent)),
+            ApiRoute("GET", one, self.retrieve, _contract(ResponseBody, 400, events=ResponseEvent, query=_REPLAY)),
             ApiRoute("DELETE", one, self.delete, _contract(DeletedResponse)),
             ApiRoute("POST", f"{one}/cancel", self.cancel, _contract(ResponseBody, 400)),
-            ApiRoute("GET", f"{one}/input_items", self.input_items, _contract(InputItemList, 400)),
+            ApiRoute("GET", f"{one}/input_items", self.input_items, items),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -140,24 +150,10 @@ class ResponseRoutes:
 
     async def input_items(self, request: Request, id: str) -> Response:
         """List the items that the client sent with a stored response, the latest first, page by page."""
-        query = request.query_params
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise AdmissionError(400, "order must be asc or desc", param="order")
-        limit = query.get("limit", str(_PAGE))
-        if not (limit.isascii() and limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= _MAX_PAGE):
-            raise AdmissionError(400, f"limit must be a number from 1 to {_MAX_PAGE}", param="limit")
         items = self._stored(request, id).turn.input_items()
-        ordered = items if order == "asc" else items[::-1]
-        start, after = 0, query.get("after")
-        if after is not None:
-            places = [index for index, item in enumerate(ordered) if item["id"] == after]
-            if not places:
-                raise AdmissionError(400, "after must be the id of an item of this response", param="after")
-            start = places[0] + 1
-        page = ordered[start : start + int(limit)]
+        page, has_more = page_of(request, items, lambda item: str(item["id"]), default=_PAGE, most=_MAX_PAGE)
         first, last = (str(page[0]["id"]), str(page[-1]["id"])) if page else ("", "")
-        return json_answer(InputItemList(page, first, last, has_more=start + len(page) < len(ordered)))
+        return json_answer(InputItemList(page, first, last, has_more))
 
     def _stored(self, request: Request, id: str) -> StoredResponse:
         entry = self._store.get(tenant_of(request.scope).name, id)
@@ -320,5 +316,7 @@ def _ignored(_body: ResponseBody) -> None:
     """Forget a response that is not stored."""
 
 
-def _contract(answer: object, *refusals: int, events: object | None = None) -> Contract:
-    return Contract(answers={200: answer}, events=events, refusals=(*refusals, *KEY_REFUSALS, 404))
+def _contract(
+    answer: object, *refusals: int, events: object | None = None, query: tuple[QueryField, ...] = ()
+) -> Contract:
+    return Contract(query=query, answers={200: answer}, events=events, refusals=(*refusals, *KEY_REFUSALS, 404))

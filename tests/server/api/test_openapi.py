@@ -70,6 +70,55 @@ def test_every_route_documents_its_body_its_answers_and_its_refusals(document: T
         assert not has_body or {"400", "408", "413"} <= refusals, place
 
 
+PAGE = {"after", "limit", "order"}
+QUERIES = {
+    "/metrics": {"detail"},
+    "/v1/batches": PAGE,
+    "/v1/files": {"purpose", *PAGE},
+    "/v1/responses/{id}": {"stream", "starting_after"},
+    "/v1/responses/{id}/input_items": PAGE,
+}
+
+
+def test_the_fields_of_every_query_are_documented(document: Tree) -> None:
+    found: dict[str, set[str]] = {}
+    for method, path, operation in _operations(document):
+        for field in operation.get("parameters", ()):
+            if field["in"] != "query":
+                assert f"{{{field['name']}}}" in path
+                continue
+            assert method == "get"
+            assert field["description"]
+            assert not field["required"]
+            jsonschema.Draft202012Validator.check_schema(field["schema"])
+            found.setdefault(path, set()).add(field["name"])
+    assert found == QUERIES
+
+
+def test_the_documented_limits_of_a_query_are_those_of_the_route(
+    document: Tree, model_folder: Path, tmp_path: Path
+) -> None:
+    async def test(server: Running) -> None:
+        stored = await server.http.post("/v1/responses", json={"input": "hi", "max_output_tokens": 3})
+        for path in ("/v1/batches", "/v1/files", "/v1/responses/{id}/input_items", "/v1/responses/{id}", "/metrics"):
+            place = path.replace("{id}", stored.json()["id"])
+            for field in document["paths"][path]["get"]["parameters"]:
+                schema: Tree = field["schema"]
+                if field["in"] != "query" or not {"enum", "maximum"} & schema.keys():
+                    continue
+                more = {"stream": "true"} if field["name"] == "starting_after" else {}
+                if "enum" in schema:
+                    taken, refused = [str(value) for value in schema["enum"]], ["other"]
+                else:
+                    taken = [str(schema["minimum"]), str(schema["maximum"])]
+                    refused = [str(schema["minimum"] - 1), str(schema["maximum"] + 1), "x"]
+                for value, status in [*((value, 200) for value in taken), *((value, 400) for value in refused)]:
+                    answer = await server.http.get(place, params={field["name"]: value, **more})
+                    assert answer.status_code == status, f"{place} {field['name']}={value}: {answer.text}"
+
+    with_server(server_settings(model_folder), test, files_path=str(tmp_path / "files"))
+
+
 def test_every_schema_is_valid_and_every_reference_leads_to_one(document: Tree) -> None:
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
