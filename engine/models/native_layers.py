@@ -38,6 +38,10 @@ class NativeLayers:
         self._attention = attention
         self._layers = layers  # with the tensors that `_weights` points to
         self._packed = packed
+        # One weight of each kind, with whether it belongs to the MLP: all of a kind need the same memory.
+        self._kinds = {
+            (place > 1, one.room_kind): (place > 1, one) for four in packed for place, one in enumerate(four)
+        }.values()
         self._sinks = [sinks_of(layer.attention.params) for layer in layers]
         self._weights: Array[LayerWeights] = (LayerWeights * len(layers))(
             *(_describe_weights(layer, *four) for layer, four in zip(layers, packed, strict=True))
@@ -73,6 +77,7 @@ class NativeLayers:
         sizes = (
             *(tokens * qkv_layer.outputs, tokens * width, tokens * width),
             *(mlp_rows * gate_up_layer.outputs, mlp_rows * down_layer.inputs),
+            -(-self._room_bytes(x.dtype, tokens, mlp_rows) // x.element_size()),
         )
         ends = tuple(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
         scratch = torch.empty(ends[-1], dtype=x.dtype)  # one tensor for all, because each takes some time
@@ -88,6 +93,7 @@ class NativeLayers:
             attended=first + ends[1] * item_bytes,
             gate_up=first + ends[2] * item_bytes,
             activated=first + ends[3] * item_bytes,
+            room=first + ends[4] * item_bytes,
             mlp_rows=mlp_rows,
             kv=kv.data_ptr(),
             layer_bytes=self._layer_bytes,
@@ -95,6 +101,10 @@ class NativeLayers:
         )
         self._run_layers(byref(self._table), addressof(self._weights), len(self._weights), byref(run))
         return out, x
+
+    def _room_bytes(self, dtype: torch.dtype, tokens: int, mlp_rows: int) -> int:
+        """Return the memory that the product with the largest need has beside its operands."""
+        return max(one.room_bytes(dtype, mlp_rows if is_mlp else tokens) for is_mlp, one in self._kinds)
 
     def _describe_attention(self, dtype: torch.dtype, kv: Tensor) -> None:
         """Describe the attention of every layer for this cache, which following forwards may have, too."""

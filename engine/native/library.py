@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tiercel.engine.native.build import FOLDER, LIBRARY_NAME, SOURCES, source_digest
-from tiercel.engine.native.self_tests import attention, linear, ops, sampling
+from tiercel.engine.native.self_tests import attention, linear, ops, quantized, sampling
 from tiercel.engine.native.table import ABI, CpuClass, KernelTable
 from tiercel.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-CHECKS = (*attention.CHECKS, *linear.CHECKS, *ops.CHECKS, *sampling.CHECKS)
+CHECKS = (*attention.CHECKS, *linear.CHECKS, *ops.CHECKS, *quantized.CHECKS, *sampling.CHECKS)
 """A self-test for every kernel of the table."""
 
 CLASS_VARIABLE = "TIERCEL_CPU_CLASS"
@@ -43,6 +43,11 @@ class NativeLibrary:
         self.linear_pack = kernels["linear_pack"]
         self.linear = kernels["linear"]
         self.embed = kernels["embed"]
+        self.quantized_bytes = kernels["quantized_bytes"]
+        self.quantized_pack = kernels["quantized_pack"]
+        self.quantized_room = kernels["quantized_room"]
+        self.quantized_linear = kernels["quantized_linear"]
+        self.quantized_embed = kernels["quantized_embed"]
         self.add_norm = kernels["add_norm"]
         self.silu_mul = kernels["silu_mul"]
         self.store_heads = kernels["store_heads"]

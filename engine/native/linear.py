@@ -1,4 +1,4 @@
-"""Matrix products with weights of 16 bits in the layout of the native kernels."""
+"""Matrix products with weights of 16, 8 and 4 bits in the layout of the native kernels."""
 
 import ctypes
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tiercel.engine.native.huge_pages import WeightMemory
 from tiercel.engine.native.library import NativeLibrary
+from tiercel.engine.native.quantized import GroupedWeight, NativeForm, can_multiply
 from tiercel.engine.native.table import TYPE_BY_DTYPE, LinearWeights
 
 PACKED_DTYPES = (torch.bfloat16, torch.float16)
@@ -32,10 +33,30 @@ class PackedLinear:
         source = weight.contiguous()
         library.linear_pack(self._type, source.data_ptr(), self._pointers[0], self.outputs, self.inputs)
 
+    @staticmethod
+    def quantized(library: NativeLibrary, weight: GroupedWeight, bias: Tensor | None) -> "PackedLinear | None":
+        """Return a packed copy of a weight of 4 or 8 bits; None if the kernels cannot multiply by it.
+
+        The result is that of the dequantised weight, with sums in float32, where x is not rounded.
+        Shapes: bias [outputs]. Errors: ValueError if the weight says 4 bits and has values of more.
+        """
+        return QuantizedLinear(library, weight, bias) if can_multiply(weight) else None
+
     @property
     def weights(self) -> LinearWeights:
         """The weights as the kernels see them; valid as long as this object lives."""
-        return LinearWeights(*self._pointers, self.outputs, self.inputs, self._type)
+        packed, bias = self._pointers
+        return LinearWeights(packed, bias, None, self.outputs, self.inputs, self._type)
+
+    @property
+    def room_kind(self) -> tuple[int, ...]:
+        """The facts of this weight on which `room_bytes` depends."""
+        return ()
+
+    def room_bytes(self, dtype: torch.dtype, rows: int) -> int:
+        """Return the bytes of memory, aligned to 64, that a product needs beside its operands."""
+        del dtype, rows
+        return 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product in x's dtype. Shapes: x [T, inputs] float32, bfloat16 or float16 -> [T, outputs]."""
@@ -61,6 +82,65 @@ class PackedLinear:
         is_good = self._library.embed(
             *(self._type, TYPE_BY_DTYPE[dtype], tokens.data_ptr(), packed, rows.data_ptr()),
             *(count, self.outputs, self.inputs),
+        )
+        if not is_good:
+            raise IndexError(f"a token is not in [0, {self.outputs})")
+        return rows
+
+
+class QuantizedLinear(PackedLinear):
+    """A packed copy of a weight of 4 or 8 bits and the bias of a linear layer."""
+
+    def __init__(self, library: NativeLibrary, weight: GroupedWeight, bias: Tensor | None) -> None:
+        """Everything given may be freed afterwards. Errors: see `NativeForm`."""
+        form = NativeForm(weight)
+        self._library = library
+        self._layout, self._order = form.layout, form.order  # the layout points to the order
+        self.outputs, self.inputs = form.layout.outputs, form.layout.inputs
+        self._packed = _MEMORY.take(library.quantized_bytes(self._layout))
+        self._bias = None if bias is None else bias.float()
+        self._pointers = (self._packed.data_ptr(), None if self._bias is None else self._bias.data_ptr())
+        offsets = None if form.offsets is None else form.offsets.data_ptr()
+        library.quantized_pack(
+            *(self._layout, form.values.data_ptr(), form.scales.data_ptr(), offsets, self._pointers[0])
+        )
+
+    @property
+    def weights(self) -> LinearWeights:
+        """See `PackedLinear`."""
+        packed, bias = self._pointers
+        return LinearWeights(packed, bias, ctypes.pointer(self._layout), self.outputs, self.inputs, 0)
+
+    @property
+    def room_kind(self) -> tuple[int, ...]:
+        """See `PackedLinear`."""
+        layout = self._layout
+        return layout.inputs, layout.group, self._order is not None, layout.has_offsets, layout.rounds_x
+
+    def room_bytes(self, dtype: torch.dtype, rows: int) -> int:
+        """See `PackedLinear`."""
+        return self._library.quantized_room(self._layout, TYPE_BY_DTYPE[dtype], rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `PackedLinear`."""
+        if not x.is_contiguous():
+            x = x.contiguous()
+        rows, dtype = x.shape[0], x.dtype
+        y = torch.empty((rows, self.outputs), dtype=dtype)
+        room = torch.empty(self.room_bytes(dtype, rows), dtype=torch.uint8)
+        packed, bias = self._pointers
+        self._library.quantized_linear(
+            *(self._layout, TYPE_BY_DTYPE[dtype], x.data_ptr(), packed, bias, y.data_ptr(), rows, room.data_ptr())
+        )
+        return y
+
+    def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `PackedLinear`."""
+        tokens = tokens.contiguous()
+        count, (packed, _) = tokens.shape[0], self._pointers
+        rows = torch.empty((count, self.inputs), dtype=dtype)
+        is_good = self._library.quantized_embed(
+            *(self._layout, TYPE_BY_DTYPE[dtype], tokens.data_ptr(), packed, rows.data_ptr(), count)
         )
         if not is_good:
             raise IndexError(f"a token is not in [0, {self.outputs})")

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 
-ABI = 6
+ABI = 7
 """`kAbi` of src/kernels.h."""
 
 TYPE_BY_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -63,11 +63,23 @@ class AttentionLayer(ctypes.Structure):
     )
 
 
+class QuantizedLayout(ctypes.Structure):
+    """The description of a packed weight of 4 or 8 bits: `QuantizedLayout` of src/kernels.h."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("outputs", "inputs", "group")),
+        ("order", c_void_p),
+        *((name, c_int) for name in ("bits", "is_float8", "scale_type", "has_offsets", "rounds_x")),
+        ("x_scale", c_float),
+    )
+
+
 class LinearWeights(ctypes.Structure):
-    """A packed weight and its bias: `LinearWeights` of src/layers.h."""
+    """A packed weight and its bias: `LinearWeights` of src/layers.h. `quantized`: None for one of 16 bits."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("packed", "bias")),
+        ("quantized", ctypes.POINTER(QuantizedLayout)),
         *((name, c_int64) for name in ("outputs", "inputs")),
         ("type", c_int),
     )
@@ -91,6 +103,7 @@ class LayersRun(ctypes.Structure):
         ("heads", ctypes.POINTER(HeadsPlan)),
         ("step", ctypes.POINTER(AttentionStep)),
         *((name, c_void_p) for name in ("residual", "x", "qkv", "query", "attended", "gate_up", "activated")),
+        ("room", c_void_p),
         ("mlp_rows", c_int64),
         ("kv", c_void_p),
         *((name, c_int64) for name in ("layer_bytes", "hidden_size")),
@@ -109,6 +122,17 @@ class KernelTable(ctypes.Structure):
         ),
         # Keeps the GIL: it is short, and a thread that took the GIL would delay the layers, which release it for long.
         ("embed", ctypes.PYFUNCTYPE(c_int, c_int, c_int, *(c_void_p,) * 3, c_int64, c_int64, c_int64)),
+        ("quantized_bytes", ctypes.CFUNCTYPE(c_int64, ctypes.POINTER(QuantizedLayout))),
+        ("quantized_pack", ctypes.CFUNCTYPE(None, ctypes.POINTER(QuantizedLayout), *(c_void_p,) * 4)),
+        ("quantized_room", ctypes.CFUNCTYPE(c_int64, ctypes.POINTER(QuantizedLayout), c_int, c_int64)),
+        (
+            "quantized_linear",
+            ctypes.CFUNCTYPE(None, ctypes.POINTER(QuantizedLayout), c_int, *(c_void_p,) * 4, c_int64, c_void_p),
+        ),
+        (
+            "quantized_embed",
+            ctypes.PYFUNCTYPE(c_int, ctypes.POINTER(QuantizedLayout), c_int, *(c_void_p,) * 3, c_int64),
+        ),
         (
             "add_norm",
             ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),

@@ -98,4 +98,26 @@ static void multiply_tiles() {
   }
 }
 
+template <int sums, int x, int weights>
+static void multiply_integer_tiles() {
+  static_assert(sums < kTiles && x < kTiles && weights < kTiles);
+  static_assert(sums != x && sums != weights && x != weights, "the processor refuses equal registers");
+  check_tiles(rows_of(sums) == rows_of(x), "TDPBSSD: sums and x differ in rows");
+  check_tiles(bytes_of(sums) == bytes_of(weights), "TDPBSSD: sums and weights differ in the bytes of a row");
+  check_tiles(bytes_of(x) / 4 == rows_of(weights), "TDPBSSD: x has not as many quads as weights has rows");
+  check_tiles(bytes_of(x) % 4 == 0 && bytes_of(sums) % 4 == 0, "TDPBSSD: a row is not made of quads");
+  for (int m = 0; m < rows_of(sums); m++) {
+    for (int n = 0; n < bytes_of(sums) / 4; n++) {
+      int32_t sum;
+      memcpy(&sum, emulated.bytes[sums][m] + 4 * n, 4);
+      for (int k = 0; k < bytes_of(x) / 4; k++) {
+        for (int i = 0; i < 4; i++) {
+          sum += int32_t(int8_t(emulated.bytes[x][m][4 * k + i])) * int32_t(int8_t(emulated.bytes[weights][k][4 * n + i]));
+        }
+      }
+      memcpy(emulated.bytes[sums][m] + 4 * n, &sum, 4);
+    }
+  }
+}
+
 }  // namespace tiercel::TIERCEL_CLASS

@@ -1,4 +1,4 @@
-// The tile registers of AMX: eight of up to 16 rows of 64 bytes, and a product of two of them.
+// The tile registers of AMX: eight of up to 16 rows of 64 bytes, and products of two of them.
 //
 // Source: Intel's Software Developer's Manual, volume 1 chapter 18 and volume 2, instructions LDTILECFG to TILEZERO.
 // gcc's intrinsics are not used: those of gcc 12 do not say that they read memory, so that a store to it may be moved behind
@@ -46,6 +46,11 @@ TIERCEL_INLINE void store_tile(void* p, int64_t stride) {
 template <int sums, int x, int weights>
 TIERCEL_INLINE void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(x), "i"(weights));
+}
+// sums [rows][outputs] int32 += x [rows][quads][4] int8 . weights [quads][outputs][4] int8.
+template <int sums, int x, int weights>
+TIERCEL_INLINE void multiply_integer_tiles() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(x), "i"(weights));
 }
 
 }  // namespace tiercel::TIERCEL_CLASS

@@ -7,7 +7,7 @@
 
 namespace tiercel {
 
-constexpr int kAbi = 6;
+constexpr int kAbi = 7;
 
 // How numbers are stored; computing is in float32 unless a kernel says otherwise.
 enum Type : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
@@ -48,6 +48,19 @@ struct Draw {
   int32_t top_k;
 };
 
+// A packed weight of 4 or 8 bits: weight[o, order[i]] = scale[o, i / group] * value[o, i] + offset[o, i / group].
+struct QuantizedLayout {
+  int64_t outputs, inputs;
+  int64_t group;         // inputs that share a scale: a multiple of 16 that divides `inputs`, or `inputs`
+  const int32_t* order;  // [inputs], or null: the inputs are in their order
+  int bits;              // 4: values of -8 to 7; 8: of -128 to 127, or float8_e4m3fn
+  int is_float8;
+  int scale_type;        // Type of scales and offsets
+  int has_offsets;
+  int rounds_x;   // whether x is rounded to 8 bits; values are integers of 8 bits then
+  float x_scale;  // of all rows of the rounded x; 0: of each row its largest magnitude / 127
+};
+
 struct Kernels {
   // Bytes of a packed weight [outputs, inputs] of 16 bits.
   int64_t (*linear_bytes)(int64_t outputs, int64_t inputs);
@@ -61,6 +74,17 @@ struct Kernels {
   // not in [0, outputs), else 1.
   int (*embed)(int weight_type, int type, const int64_t* tokens, const void* packed, void* out, int64_t count,
                int64_t outputs, int64_t inputs);
+
+  // The same for weights of 4 and 8 bits. `room`: quantized_room bytes, aligned to 64.
+  int64_t (*quantized_bytes)(const QuantizedLayout* layout);
+  // values [outputs, inputs] of 8 bits, scales and offsets [outputs, inputs / group]; offsets are null if there are none.
+  void (*quantized_pack)(const QuantizedLayout* layout, const int8_t* values, const float* scales, const float* offsets,
+                         void* packed);
+  int64_t (*quantized_room)(const QuantizedLayout* layout, int type, int64_t rows);
+  void (*quantized_linear)(const QuantizedLayout* layout, int type, const void* x, const void* packed, const float* bias,
+                           void* y, int64_t rows, void* room);
+  int (*quantized_embed)(const QuantizedLayout* layout, int type, const int64_t* tokens, const void* packed, void* out,
+                         int64_t count);
 
   // Root-mean-square norm of x + residual. residual may be null; if not, it receives the sum, rounded to the type.
   // x, residual, out [rows, size] of `type`; weight [size] of `type`.

@@ -4,10 +4,11 @@
 
 namespace tiercel {
 
-// A packed weight [outputs, inputs] of 16 bits; bias [outputs] or null.
+// A packed weight [outputs, inputs]; bias [outputs] or null.
 struct LinearWeights {
   const void* packed;
   const float* bias;
+  const QuantizedLayout* quantized;  // null: 16 bits of `type`
   int64_t outputs, inputs;
   int type;
 };
@@ -28,6 +29,7 @@ struct LayersRun {
   void* x;         // [T, H]: at the end the last layer's output
   void *qkv, *query, *attended;  // [T, qkv.outputs], twice [T, heads * head_dim]
   void *gate_up, *activated;     // [mlp_rows, gate_up.outputs], [mlp_rows, down.inputs]
+  void* room;                    // of the quantised products: as much as the largest of them needs, aligned to 64
   int64_t mlp_rows;              // tokens that the MLP computes at once
   char* kv;                      // the first layer of the cache
   int64_t layer_bytes;           // from a layer of the cache to the next one

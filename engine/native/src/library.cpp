@@ -28,12 +28,12 @@ EXPORT int tiercel_abi() { return tiercel::kAbi; }
 EXPORT const char* tiercel_sources() { return TIERCEL_SOURCES; }
 
 #ifdef __x86_64__
-// Whether the processor has AMX with products of bf16, and Linux (from version 5.16) lets this process use the registers.
+// Whether the processor has AMX with products of bf16 and of integers, and Linux (from version 5.16) lets this process use the registers.
 static bool has_tiles() {
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  const unsigned bf16 = 1u << 22, tile = 1u << 24;
-  if ((d & bf16) == 0 || (d & tile) == 0) return false;
+  const unsigned bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25;
+  if ((d & (bf16 | tile | int8)) != (bf16 | tile | int8)) return false;
 #ifdef __linux__
   const long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, request, tile_data) == 0;

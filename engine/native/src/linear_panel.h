@@ -56,10 +56,10 @@ TIERCEL_INLINE int64_t claimed_panels(int64_t panels, int64_t blocks, int64_t wa
   return wanted < 1 ? 1 : wanted;
 }
 
-// Adds the bias to the sums of a panel, [rows][kPanel], and stores them.
-template <class T>
+// Adds the bias to the sums of a panel, [rows][size], and stores them.
+template <int size = kPanel, class T>
 static void store_panel(const float* sums, const float* bias, T* y, int64_t stride, int64_t rows, int64_t count) {
-  for (int64_t m = 0; m < rows; m++, sums += kPanel, y += stride) {
+  for (int64_t m = 0; m < rows; m++, sums += size, y += stride) {
     for (int64_t i = 0; i < count; i += F32::N) {
       const int rest = count - i < F32::N ? int(count - i) : F32::N;
       if (rest == F32::N) {

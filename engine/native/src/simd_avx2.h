@@ -130,6 +130,10 @@ template <int S>
 TIERCEL_INLINE I32 shifted_signed(I32 a) {  // right, the sign enters
   return {_mm256_srai_epi32(a.v, S)};
 }
+template <int S>
+TIERCEL_INLINE I32 shifted_left(I32 a) {
+  return {_mm256_slli_epi32(a.v, S)};
+}
 TIERCEL_INLINE F32 to_floats(I32 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 TIERCEL_INLINE F32 as_floats(I32 a) { return {_mm256_castsi256_ps(a.v)}; }
 TIERCEL_INLINE I32 as_ints(F32 a) { return {_mm256_castps_si256(a.v)}; }

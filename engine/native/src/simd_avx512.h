@@ -108,6 +108,10 @@ template <int S>
 TIERCEL_INLINE I32 shifted_signed(I32 a) {  // right, the sign enters
   return {_mm512_srai_epi32(a.v, S)};
 }
+template <int S>
+TIERCEL_INLINE I32 shifted_left(I32 a) {
+  return {_mm512_slli_epi32(a.v, S)};
+}
 TIERCEL_INLINE F32 to_floats(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 TIERCEL_INLINE F32 as_floats(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
 TIERCEL_INLINE I32 as_ints(F32 a) { return {_mm512_castps_si512(a.v)}; }

@@ -154,6 +154,11 @@ TIERCEL_INLINE I32 shifted_signed(I32 a) {  // right, the sign enters
   TIERCEL_EACH a.v[i] >>= S;
   return a;
 }
+template <int S>
+TIERCEL_INLINE I32 shifted_left(I32 a) {
+  TIERCEL_EACH a.v[i] = int32_t(uint32_t(a.v[i]) << S);
+  return a;
+}
 TIERCEL_INLINE F32 to_floats(I32 a) {
   F32 r;
   TIERCEL_EACH r.v[i] = float(a.v[i]);

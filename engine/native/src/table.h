@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "norm.h"
+#include "quantized.h"
 #include "rope.h"
 #include "sampling.h"
 
@@ -15,6 +16,11 @@ extern const Kernels table = {
     linear_pack,
     linear,
     embed,
+    quantized_bytes,
+    quantized_pack,
+    quantized_room,
+    quantized_linear,
+    quantized_embed,
     add_norm,
     silu_mul,
     store_heads,

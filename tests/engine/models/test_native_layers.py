@@ -16,12 +16,15 @@ from tiercel.engine.attention.native import NativeAttention
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.config import parse_decoder, read_config
 from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.layers import Linear
 from tiercel.engine.models.native_ops import NativeOps
-from tiercel.engine.models.ops import Ops
+from tiercel.engine.models.ops import Angles, LayerParts, Ops
 from tiercel.engine.models.precision import Precision
+from tiercel.engine.models.quantized_weight import QuantizedWeight
 from tiercel.engine.models.rope import Rotary
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint
 from tiercel.engine.native.library import NativeLibrary
+from tiercel.engine.native.linear import PackedLinear
 from tiercel.engine.native.table import CpuClass
 
 CPU = torch.device("cpu")
@@ -134,3 +137,86 @@ def test_layers_are_joined_only_if_all_their_parts_are_native(folder: Path) -> N
     assert joins(NativeOps(library, NativeAttention(library)), library)
     assert not joins(NativeOps(library, NativeAttention(library)), None)
     assert not joins(NativeOps(library, GroupedAttention()), library)
+
+
+class RandomQuantized(Linear):
+    """A layer with a packed weight of 4 or 8 bits of a random kind."""
+
+    def __init__(self, library: NativeLibrary, like: Linear, rng: random.Random, precision: Precision) -> None:
+        packed = like.native
+        assert packed is not None
+        outputs, inputs = packed.outputs, packed.inputs
+        super().__init__(inputs, (outputs,), False, precision, CPU)
+        bits, draw = rng.choice((4, 8)), torch.Generator().manual_seed(rng.randrange(1 << 30))
+        group = rng.choice([size for size in (16, 32, inputs) if inputs % size == 0])
+        values = torch.randint(-(1 << bits - 1), 1 << bits - 1, (outputs, inputs), generator=draw, dtype=torch.int8)
+        scales = 2 * torch.rand(outputs, inputs // group, generator=draw) / inputs / (1 << bits - 1)
+        offsets = torch.randn(scales.shape, generator=draw) / inputs if rng.random() < 0.5 else None
+        order = torch.randperm(inputs, generator=draw) if rng.random() < 0.5 else None
+        activations = "int8" if rng.random() < 0.3 else None
+        weight = QuantizedWeight(values, scales, offsets, order, group, bits, activations)
+        self._quantized = PackedLinear.quantized(library, weight, torch.randn(outputs, generator=draw) / 8)
+
+    @property
+    def native(self) -> PackedLinear | None:
+        return self._quantized
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self._quantized is not None
+        return self._quantized.forward(x)
+
+
+def run_one_by_one(
+    ops: Ops, layers: list[LayerParts], x: Tensor, angles: Angles, kv: Tensor, state: ForwardState
+) -> tuple[Tensor, Tensor | None]:
+    residual = None
+    for index, one in enumerate(layers):
+        normed, residual = ops.add_norm(x, residual, one.attention_norm.weight, one.attention_norm.eps)
+        part = one.attention
+        out = ops.attend(part.qkv.forward(normed), part.norms, angles, kv[:, index], state, part.params)
+        x = part.output.forward(out.view(len(out), -1))
+        normed, residual = ops.add_norm(x, residual, one.mlp_norm.weight, one.mlp_norm.eps)
+        x = one.down.forward(ops.silu_mul(one.gate_up.forward(normed)))
+    return x, residual
+
+
+@pytest.mark.parametrize("cpu_class", CLASSES)
+@pytest.mark.parametrize("kind", PRECISIONS)
+@pytest.mark.parametrize("seed", [1, *fresh_seeds(1)])
+def test_quantized_layers_are_joined_beside_those_of_16_bits(
+    folder: Path, cpu_class: CpuClass, kind: str, seed: int
+) -> None:
+    rng, library, precision = random.Random(seed), library_of(cpu_class), PRECISIONS[kind]
+    ops, config = NativeOps(library, NativeAttention(library)), parse_decoder(read_config(folder))
+    decoder = open_decoder(folder, precision, ops, library)
+
+    def changed(linear: Linear) -> Linear:
+        return RandomQuantized(library, linear, rng, precision) if rng.random() < 0.8 else linear
+
+    layers = [
+        replace(
+            one,
+            attention=replace(one.attention, qkv=changed(one.attention.qkv), output=changed(one.attention.output)),
+            gate_up=changed(one.gate_up),
+            down=changed(one.down),
+        )
+        for one in decoder.parts
+    ]
+    joined = ops.join_layers(layers)
+    assert joined is not None
+    tokens = rng.choice((1, 5, LONG))
+    blocks = -(-tokens // BLOCK)
+    state = ForwardState.of_slices(torch.arange(1, blocks + 1)[None], [0], [tokens], BLOCK)
+    angles = ops.angles(Rotary(config.rope, config.head_dim, precision.activations, CPU), state.positions)
+    kv = torch.zeros(1 + blocks, config.layers, BLOCK, config.kv_heads, 2 * config.head_dim, dtype=precision.kv)
+    x = torch.randn(tokens, config.hidden_size, generator=torch.Generator().manual_seed(seed))
+    x, kv_beside = x.to(precision.activations), kv.clone()
+
+    got = joined.forward(x.clone(), angles, kv, state)
+
+    expected = run_one_by_one(ops, layers, x.clone(), angles, kv_beside, state)
+    assert all(one.isfinite().all() for one in got), seed
+    assert torch.equal(got[0], expected[0]), seed
+    assert expected[1] is not None
+    assert torch.equal(got[1], expected[1]), seed
+    assert torch.equal(kv, kv_beside), seed

@@ -28,6 +28,22 @@ static float sum_of(float before, const float (&numbers)[4], float weight = 1) {
   return before;
 }
 
+// The sum of `before` and of products of a row of eight integers, four times each of two, by one integer.
+static float integer_sum_of(int32_t before, int8_t one, int8_t other, int8_t weight) {
+  int8_t x[8], weights[8];
+  for (int i = 0; i < 8; i++) x[i] = i % 2 ? one : other, weights[i] = weight;
+  TileConfig config;
+  const int rows[] = {1, 1, 2}, bytes[] = {4, 8, 4};
+  for (int tile = 0; tile < 3; tile++) config.rows[tile] = uint8_t(rows[tile]), config.row_bytes[tile] = uint16_t(bytes[tile]);
+  configure_tiles(config);
+  load_tile<0>(&before, 4);
+  load_tile<1>(x, 8);
+  load_tile<2>(weights, 4);
+  multiply_integer_tiles<0, 1, 2>();
+  store_tile<0>(&before, 4);
+  return float(before);
+}
+
 int main(int, char** words) {
   const auto is = [&](const char* name) { return strcmp(words[1], name) == 0; };
   char memory[kTileRows * kTileBytes] = {};
@@ -57,5 +73,10 @@ int main(int, char** words) {
   if (is("other rows")) config.rows[1] = 3, configure_tiles(config), multiply_tiles<0, 1, 2>();
   if (is("other bytes")) config.row_bytes[2] = 4, configure_tiles(config), multiply_tiles<0, 1, 2>();
   if (is("other pairs")) config.row_bytes[1] = 4, configure_tiles(config), multiply_tiles<0, 1, 2>();
+  if (is("integers")) sum = integer_sum_of(-3, -128, -128, -128);
+  if (is("integers of both signs")) sum = integer_sum_of(0, -128, -127, 127);
+  if (is("integers, other rows")) config.rows[1] = 3, configure_tiles(config), multiply_integer_tiles<0, 1, 2>();
+  if (is("integers, other bytes")) config.row_bytes[2] = 4, configure_tiles(config), multiply_integer_tiles<0, 1, 2>();
+  if (is("integers, other quads")) config.row_bytes[1] = 4, configure_tiles(config), multiply_integer_tiles<0, 1, 2>();
   printf("%.9g\n", sum);
 }

@@ -25,6 +25,8 @@ ALLOWED = {
     "denormal result": 0,
     "denormal sum": 0,
     "rest of a tile": 16,
+    "integers": 8 * 128 * 128 - 3,
+    "integers of both signs": 4 * (-128 * 127 - 127 * 127),
 }
 REFUSED = {
     "not configured": "the tiles are not configured",
@@ -38,6 +40,9 @@ REFUSED = {
     "other rows": "TDPBF16PS: sums and x differ in rows",
     "other bytes": "TDPBF16PS: sums and weights differ in the bytes of a row",
     "other pairs": "TDPBF16PS: x has not as many pairs as weights has rows",
+    "integers, other rows": "TDPBSSD: sums and x differ in rows",
+    "integers, other bytes": "TDPBSSD: sums and weights differ in the bytes of a row",
+    "integers, other quads": "TDPBSSD: x has not as many quads as weights has rows",
 }
 
 

@@ -21,6 +21,7 @@ SANITIZERS = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recov
 TESTS = (
     "tests/engine/native/test_ops.py",
     "tests/engine/native/test_linear.py",
+    "tests/engine/native/test_quantized.py",
     "tests/engine/native/test_amx.py",
     "tests/engine/native/test_sampling.py",
     "tests/engine/attention/test_native.py",
