@@ -1,13 +1,16 @@
 """Run llama.cpp's converter with unknown tokenizers treated as GPT-2.
 
-    python convert_gguf.py LLAMACPP_SOURCE MODEL_FOLDER --outfile FILE --outtype bf16
+    python convert_gguf.py LLAMACPP_SOURCE MODEL_FOLDER --outfile FILE --outtype bf16 [--quantize PROGRAM TYPE]
 
 The converter identifies a pre-tokenizer by a hash and refuses unknown ones; `make_models.py` trains a vocabulary with
-GPT-2's splitting.
+GPT-2's splitting. With --quantize, which comes last, the converted file is quantised by llama-quantize, for instance to
+q4_0.
 """
 
 import runpy
+import subprocess
 import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -26,7 +29,20 @@ def main() -> None:
 
     TextModel.get_vocab_base_pre = split_of
     del sys.argv[1]
-    runpy.run_path(f"{source}/convert_hf_to_gguf.py", run_name="__main__")
+    program, kind = sys.argv[-2:] if "--quantize" in sys.argv else ("", "")
+    if not program:
+        runpy.run_path(f"{source}/convert_hf_to_gguf.py", run_name="__main__")
+        return
+    del sys.argv[-3:]
+    place = sys.argv.index("--outfile") + 1
+    made = Path(sys.argv[place])
+    whole = made.with_suffix(".whole")
+    sys.argv[place] = str(whole)
+    try:
+        runpy.run_path(f"{source}/convert_hf_to_gguf.py", run_name="__main__")
+        subprocess.run([program, str(whole), str(made), kind], check=True)
+    finally:
+        whole.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ PY
       PATH="$folder/llamacpp/bin:$PATH" cmake -S llamacpp/source/vendor/llama.cpp -B llamacpp/build -G Ninja \
         -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
-      PATH="$folder/llamacpp/bin:$PATH" cmake --build llamacpp/build --target llama-server
+      PATH="$folder/llamacpp/bin:$PATH" cmake --build llamacpp/build --target llama-server llama-quantize
       ;;
     *) echo "unknown peer: $peer" >&2; exit 2 ;;
   esac

@@ -17,7 +17,7 @@ CLASSES: tuple[ProcessorClass, ...] = get_args(ProcessorClass)
 _FLAGS_BY_CLASS: dict[ProcessorClass, frozenset[str]] = {
     "avx2": frozenset({"avx2", "fma", "f16c"}),
     "avx512_bf16": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"}),
-    "amx": frozenset({"amx_tile", "amx_bf16"}),
+    "amx": frozenset({"amx_tile", "amx_bf16", "amx_int8"}),
 }
 _CLASS_BY_SETTING: dict[str, ProcessorClass] = {
     "portable": "portable",

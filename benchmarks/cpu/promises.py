@@ -59,6 +59,12 @@ PROMISES = (
         (0.6, 1.0, 1.0),
         is_most=True,
     ),
+    *(
+        Promise(f"{model}-{kind}.{workload}.out_tok_s.ratio", f"{workload} {model} in {kind}, tokens/s", least, aim)
+        for model in ("qwen05b", "llama1b")
+        for kind in ("int8", "int4")
+        for workload, least, aim in (("W1", (1.0,) * 3, (1.3,) * 3), ("W2", (1.5,) * 3, (2.0,) * 3))
+    ),
     Promise("prefill.share", "prefill of 2,048 tokens, of the peak", (0.7, 0.7, 0.5), (0.8, 0.8, 0.8), "share"),
     Promise("attention.share", "decode attention, of the read bandwidth", (0.5, 0.5, 0.5), (0.7, 0.7, 0.7), "share"),
     Promise(

@@ -13,6 +13,9 @@ from benchmarks.cpu.processor import ProcessorClass
 from benchmarks.cpu.refusal import refuse
 
 PEERS = ("llamacpp", "vllm", "openvino")
+GGUF_TYPES = {"int8": "q8_0", "int4": "q4_0"}
+"""llama.cpp's types of weights by the value of tiercel's --quantization."""
+
 NAMES = ("tiercel", *PEERS)
 _HERE = Path(__file__).resolve().parent
 _KV_GIB = 2
@@ -56,6 +59,7 @@ class Place:
     threads: int
     kind: ProcessorClass
     flags: Mapping[str, list[str]] = field(default_factory=dict)  # more flags by server
+    quantization: str | None = None  # of the weights of all servers: int8, int4, or None for 16 bits
 
 
 def find_servers(place: Place, names: list[str]) -> list[Server]:
@@ -65,6 +69,8 @@ def find_servers(place: Place, names: list[str]) -> list[Server]:
     for index, name in enumerate(names):
         if name not in makers:
             refuse(f"--servers: {name!r} is unknown; known are {', '.join(makers)}")
+        if place.quantization and name not in ("tiercel", "llamacpp"):
+            refuse(f"--servers: {name} has no such quantisation; with --quantization only tiercel and llamacpp compare")
         if name != "tiercel" and not (place.peers / name).is_dir():
             refuse(f"{name} is not in {place.peers}: benchmarks/cpu/install.sh {place.peers} {name}")
         server = makers[name](place, place.first_port + index)
@@ -87,6 +93,8 @@ def _tiercel(place: Place, port: int) -> Server:
         program = str(place.tiercel / ".venv/bin/tiercel")
         variables["PYTHONPATH"] = str(place.tiercel)
     flags = shlex.split(f"--port {port} --threads {place.threads} --kv-cache-memory-bytes {_KV_GIB}GiB")
+    if place.quantization:
+        flags += ["--quantization", place.quantization]
     return Server("tiercel", port, [program, "serve", str(place.model), *flags], variables, "/ready")
 
 
@@ -119,15 +127,18 @@ def _openvino(place: Place, port: int) -> Server:
 
 
 def _llamacpp(place: Place, port: int) -> Server:
-    made = place.peers / "converted" / f"{place.model.name}.gguf"
-    source = place.peers / "llamacpp/source/vendor/llama.cpp"
+    suffix = f"-{place.quantization}" if place.quantization else ""
+    made = place.peers / "converted" / f"{place.model.name}{suffix}.gguf"
+    source, programs = place.peers / "llamacpp/source/vendor/llama.cpp", place.peers / "llamacpp/build/bin"
     script = [str(place.peers / "llamacpp/bin/python"), str(_HERE / "convert_gguf.py"), str(source), str(place.model)]
     convert = [*script, "--outfile", str(made), "--outtype", "bf16"]
+    if place.quantization:
+        convert += ["--quantize", str(programs / "llama-quantize"), GGUF_TYPES[place.quantization]]
     flags = shlex.split(
         f"--host 127.0.0.1 --port {port} -t {place.threads} -tb {place.threads} "
         f"-np {_SLOTS} -c {_SLOTS * _SLOT_TOKENS} --no-kv-unified --no-webui"
     )
-    command = [str(place.peers / "llamacpp/build/bin/llama-server"), "-m", str(made), *flags]
+    command = [str(programs / "llama-server"), "-m", str(made), *flags]
     return Server("llamacpp", port, command, {}, "/health", Conversion(convert, place.model, made))
 
 

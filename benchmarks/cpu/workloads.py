@@ -1,6 +1,7 @@
 """The workloads W1 to W4 on tiercel and on its peers, on this machine, in one run.
 
     python benchmarks/cpu/workloads.py --model MODELS/qwen05b --peers PEERS [--servers tiercel,vllm] [--rounds 3]
+        [--quantization int8|int4]
 
 PEERS is the folder that `install.sh` makes, the model comes from `make_models.py`; `scenarios.py` describes the
 workloads. All servers are started once, and those that are not being measured are paused. Each round runs every
@@ -43,7 +44,7 @@ from benchmarks.cpu.scenarios import (
     WorkloadFault,
     run_workload,
 )
-from benchmarks.cpu.servers import Place, Server, find_servers, installed
+from benchmarks.cpu.servers import GGUF_TYPES, Place, Server, find_servers, installed
 from benchmarks.cpu.versions import own_versions, peer_version
 
 _QUIET_CORES = 0.12  # busy with other programs; more than that, and the trial is repeated
@@ -182,8 +183,12 @@ def main() -> int:
         threads=arguments.threads or kind.threads,
         kind=kind.kind,
         flags=dict(arguments.flags),
+        quantization=arguments.quantization,
     )
     names = arguments.servers or installed(place.peers)
+    if place.quantization and not arguments.servers:
+        names = [name for name in names if name in ("tiercel", "llamacpp")]
+    model = f"{place.model.name}-{place.quantization}" if place.quantization else place.model.name
     servers = find_servers(place, names)
     arguments.out.mkdir(parents=True, exist_ok=True)
     prompts = Prompts.of_model(place.model)
@@ -191,7 +196,7 @@ def main() -> int:
     workshop = Workshop(prompts, arguments.seed, _note, retries=retries, is_quick=arguments.quick)
     running = [RunningServer(server, arguments.out / f"{server.name}.log", arguments.nice) for server in servers]
     results = WorkloadResults(
-        model=place.model.name,
+        model=model,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=sys.argv,
         processor=kind,
@@ -201,7 +206,7 @@ def main() -> int:
         | {name: peer_version(place.peers, name) for name in names if name != OURS},
         trials=[],
     )
-    path = arguments.out / f"workloads-{place.model.name}.json"
+    path = arguments.out / f"workloads-{model}.json"
     with contextlib.ExitStack() as stack:
         if arguments.restart:
             trials = run_restarted(running, arguments.workloads, arguments.rounds, workshop)
@@ -242,6 +247,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tiercel", type=Path, help="checkout of tiercel with its .venv, instead of the installed one")
     parser.add_argument("--flags", type=_flags, action="append", default=[], metavar="SERVER=FLAGS",
                         help="more flags of a server, as in --flags 'tiercel=--dtype float32'")  # fmt: skip
+    parser.add_argument("--quantization", choices=list(GGUF_TYPES), help="of the weights of tiercel and llama.cpp")
     parser.add_argument("--threads", type=int, help="of each server; default: every core")
     parser.add_argument("--port", type=int, default=8010, help="of the first server; the others take the next ones")
     parser.add_argument("--nice", type=int, default=0, help="priority of the servers; below 0 only for root")

@@ -68,8 +68,8 @@ def test_a_class_needs_all_its_flags_and_those_of_the_classes_before() -> None:
     assert class_of(AVX2 - {"fma"}) == "portable"
     assert class_of(AVX512) == "avx512_bf16"
     assert class_of(AVX512 - {"avx512_bf16"}) == "avx2"
-    assert class_of(AVX512 | {"amx_tile", "amx_bf16"}) == "amx"
-    assert class_of(AVX2 | {"amx_tile", "amx_bf16"}) == "avx2"
+    assert class_of(AVX512 | {"amx_tile", "amx_bf16", "amx_int8"}) == "amx"
+    assert class_of(AVX2 | {"amx_tile", "amx_bf16", "amx_int8"}) == "avx2"
 
 
 # ---- promises

@@ -37,6 +37,19 @@ def test_servers_are_ours_and_the_peers_that_are_installed(tmp_path: Path) -> No
     assert vllm.command[vllm.command.index("--dtype") + 1] == "bfloat16"
 
 
+def test_quantised_weights_are_compared_with_llamacpp_only(tmp_path: Path) -> None:
+    for name in ("llamacpp", "vllm"):
+        (tmp_path / name).mkdir()
+    ours, llamacpp = find_servers(place(tmp_path, quantization="int4"), ["tiercel", "llamacpp"])
+    assert ours.command[-2:] == ["--quantization", "int4"]
+    assert llamacpp.conversion is not None
+    assert llamacpp.conversion.product == tmp_path / "converted" / "small-int4.gguf"
+    program = str(tmp_path / "llamacpp/build/bin/llama-quantize")
+    assert llamacpp.conversion.command[-3:] == ["--quantize", program, "q4_0"]
+    with pytest.raises(SystemExit):
+        find_servers(place(tmp_path, quantization="int8"), ["vllm"])
+
+
 def test_a_checkout_is_served_by_its_own_environment(tmp_path: Path) -> None:
     (server,) = find_servers(place(tmp_path, tiercel=tmp_path / "checkout"), ["tiercel"])
     assert server.command[0] == str(tmp_path / "checkout/.venv/bin/tiercel")
