@@ -103,6 +103,8 @@ class RowTable:
         banned = np.array(sorted({*end_tokens, *params.stop_token_ids}), np.int64)
         self.banned[row] = banned[(banned >= 0) & (banned < self._vocab_size)]
         self.allowed[row] = np.array(params.allowed_token_ids, np.int64)
+        if params.allowed_token_ids and not set(params.allowed_token_ids).difference(self.banned[row].tolist()):
+            self.features[row] &= ~np.uint16(_BAN)  # it would leave nothing to draw
         self.biased[row] = np.array([token for token, _ in params.logit_bias], np.int64)
         self.biases[row] = np.array([bias for _, bias in params.logit_bias], np.float32)
 

@@ -125,7 +125,7 @@ class Sampler:
 
         The order: grammar, logit_bias, allowed_token_ids, bad_words, min_tokens, penalties, temperature, min_p, top_k,
         top_p, noise. Log-probabilities are those of the raw logits. A row with a grammar must have been given all its
-        tokens (`advance`). Where its grammar allows end tokens only, min_tokens does not ban them.
+        tokens (`advance`). Where its grammar or allowed_token_ids allow end tokens only, min_tokens does not ban them.
 
         Shapes:  logits [N, vocab] float, unchanged; rows [N], each at most once, in any order; positions [N]:
                  tokens of the sequence before the new one; output_index [N]: output tokens before the new one.

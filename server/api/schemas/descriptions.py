@@ -37,7 +37,7 @@ FIELD_TEXTS: dict[str, str] = {
     "messages": "The conversation.",
     "metadata": "Checked, and ignored.",
     "min_p": "Excludes tokens less likely than this share of the likeliest one.",
-    "min_tokens": "Nothing ends the output before so many tokens.",
+    "min_tokens": "Nothing ends the output before so many tokens, unless only an end is allowed.",
     "model": "A served name of the model.",
     "n": "Number of choices of each prompt.",
     "parallel_tool_calls": "false: at most one call. The default is any number.",

@@ -270,6 +270,19 @@ def test_end_and_stop_tokens_wait_for_min_tokens():
     assert drawn == [[3, 0], [3, 0], [0, 0], [0, 0]]
 
 
+def test_min_tokens_does_not_ban_end_tokens_if_only_those_are_allowed():
+    logits = torch.tensor([[9.0, 8.0, 7.0, 6.0]]).repeat(4, 1)
+    fields = {"min_tokens": 2, "stop_token_ids": (2,)}  # 0 and 1 are end tokens of the model
+    params = [
+        SamplingParams(temperature=temperature, allowed_token_ids=allowed, **fields)
+        for temperature in (0.0, 1.0)
+        for allowed in ((2,), (2, 3))
+    ]
+    sampler = filled(params, 4)
+    drawn = [sample(sampler, logits, None, None, [index] * 4).tokens.tolist() for index in range(2)]
+    assert drawn == [[2, 3, 2, 3]] * 2
+
+
 def test_logprobs_are_those_of_the_raw_logits():
     vocab_size = 100
     logits = random_logits(29, 6, vocab_size)
