@@ -34,7 +34,7 @@ from tiercel.server.http.admin_listener import AdminElsewhere, AdminListener
 from tiercel.server.http.failure import on_admission_error, on_http_error
 from tiercel.server.http.host import HostCheck, accepted_hosts
 from tiercel.server.http.root_path import RootPath, check_root_path
-from tiercel.server.tenancy.auth import AdminGuard, Guard, MessagesGuard, MetricsGuard
+from tiercel.server.tenancy.auth import AdminGuard, Guard, MessagesGuard, MetricsGuard, ModelsGuard
 from tiercel.server.ui.routes import UiRoutes
 
 
@@ -62,12 +62,13 @@ def create_app(context: ServerContext, admin: AdminListener | None = None) -> Do
         *ResponseRoutes(context, pipeline).routes(),
     ]
     key, admin_key, metrics_key = Guard(context.tenants), AdminGuard(context.tenants), MetricsGuard(context.tenants)
-    message_key = MessagesGuard(context.tenants)
+    message_key, models_key = MessagesGuard(context.tenants), ModelsGuard(context.tenants)
     families: list[tuple[str, Callable[[Request], Awaitable[None]] | None, list[ApiRoute]]] = [
         ("operations", None, operations.open_routes()),
         ("operations", metrics_key, operations.metrics_routes()),
         ("operations", key, operations.guarded_routes()),
-        ("openai", key, [*generation, *ModelRoutes(context).routes()]),
+        ("openai", key, generation),
+        ("openai", models_key, ModelRoutes(context).routes()),
         ("anthropic", message_key, MessageRoutes(context, pipeline).routes()),
         ("embeddings", key, EmbeddingRoutes(context, pipeline).routes()),
         ("text", key, TokenizeRoutes(context).routes()),

@@ -49,6 +49,18 @@ class MessagesGuard:
         request.scope.setdefault("state", {})["tenant"] = tenant
 
 
+class ModelsGuard:
+    """Route dependency of the list of models, which clients of both APIs read: the header tells which of them it is."""
+
+    def __init__(self, tenants: TenantDirectory) -> None:
+        self._messages = MessagesGuard(tenants)
+        self._others = Guard(tenants)
+
+    async def __call__(self, request: Request) -> None:
+        """Find the tenant of the request and store it. Errors: AdmissionError (401)."""
+        await (self._messages if "anthropic-version" in request.headers else self._others)(request)
+
+
 class AdminGuard:
     """Route dependency of the routes for the operator."""
 

@@ -16,9 +16,10 @@ class ModelRoutes:
 
     def routes(self) -> list[ApiRoute]:
         """Return the routes; all of them need a key."""
-        one = Contract(answers={200: ModelCard}, refusals=(*KEY_REFUSALS, 404))
+        every = Contract(answers={200: ModelList}, refusals=KEY_REFUSALS, takes_api_key=True)
+        one = Contract(answers={200: ModelCard}, refusals=(*KEY_REFUSALS, 404), takes_api_key=True)
         return [
-            ApiRoute("GET", "/v1/models", self.models, Contract(answers={200: ModelList}, refusals=KEY_REFUSALS)),
+            ApiRoute("GET", "/v1/models", self.models, every),
             ApiRoute("GET", "/v1/models/{name:path}", self.model, one),
         ]
 

@@ -330,7 +330,19 @@ def test_keys_in_either_header(model_folder: Path, codec: TextCodec) -> None:
                 assert answer.status_code == status, (path, headers)
                 if status == 401:
                     assert error_of(answer)["type"] == "authentication_error"
-        elsewhere = await server.http.get("/v1/models", headers={"x-api-key": "k1"})
+        version = {"anthropic-version": "2023-06-01"}
+        for path in ("/v1/models", f"/v1/models/{MODEL}"):
+            for headers, status in (
+                ({"x-api-key": "k1", **version}, 200),
+                ({"x-api-key": "k1"}, 401),  # only a client of Anthropic names its key so
+                ({"x-api-key": "wrong", "authorization": "Bearer k1", **version}, 401),
+                ({"authorization": "Bearer k1", **version}, 200),
+                ({"authorization": "Bearer k1"}, 200),
+                (version, 401),
+            ):
+                answer = await server.http.get(path, headers=headers)
+                assert answer.status_code == status, (path, headers)
+        elsewhere = await server.http.post("/tokenize", json={"prompt": "a"}, headers={"x-api-key": "k1", **version})
         assert elsewhere.status_code == 401
 
     serve(model_folder, test, script(codec), api_keys=("k1",))
