@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 
-ABI = 7
+ABI = 8
 """`kAbi` of src/kernels.h."""
 
 TYPE_BY_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -158,8 +158,6 @@ class KernelTable(ctypes.Structure):
         ),
         (
             "draw_rows",
-            ctypes.CFUNCTYPE(
-                *(None, c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)
-            ),
+            ctypes.CFUNCTYPE(*(None, c_int, c_void_p, c_int64, c_int64, c_int64, *(c_void_p,) * 5)),
         ),
     )

@@ -12,8 +12,8 @@ from tiercel.errors import ConfigError
 from tiercel.grammar import GRAMMAR_LIMITS, GrammarLimits
 
 _SILENT = 0  # llguidance would print warnings
-_FREE_S = 0.1  # of CPU time that every row may take
-_TOKEN_S = 0.001  # of CPU time for each token; a usual mask takes 50 us
+_FREE_S = 0.1  # that every row may take
+_TOKEN_S = 0.001  # for each token; a usual mask takes 30 us
 TOO_SLOW = "it takes too much time per token; a grammar that reads a text in many ways is slow"
 
 
@@ -23,7 +23,9 @@ class GrammarRow:
     A grammar that exceeds a limit, or a token that it excludes, sets `error`; every method does nothing from then on.
 
     The limits of llguidance do not cover the work on ambiguous grammars, which grows with the cube of the output
-    (`e: e e | "a"`). All rows wait for it, so a row fails when it has taken more CPU time than a usual grammar needs.
+    (`e: e e | "a"`). All rows wait for it, so a row fails when it has taken more time than a usual grammar needs. The
+    time is first that of the wall clock, because reading the CPU time of a thread takes microseconds. A row that has
+    used it up may only have been unlucky on a busy machine: it is given the same time once more, of the processor.
     """
 
     def __init__(
@@ -31,24 +33,39 @@ class GrammarRow:
         matcher: LLMatcher | None,
         num_words: int = 0,
         error: str = "",
+        wall_s: Callable[[], float] = time.perf_counter,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`matcher`: used by this row only; None if there is none, which is an error. `cpu_s`: CPU time so far."""
+        """`matcher`: used by this row only; None if there is none, which is an error. `num_words`: of a mask.
+
+        `wall_s`, `cpu_s`: seconds so far, of the world and of the processor.
+        """
         self._matcher = matcher
-        self._num_words = num_words
+        self.num_words = num_words
+        self._now_s = wall_s
         self._cpu_s = cpu_s
         self._left_s = _FREE_S
         self.error = error or ("" if matcher is not None else "it is not compiled")
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether its mask may be computed together with others: its processor time is not measured."""
+        return not self.error and self._now_s is not self._cpu_s
+
+    @property
+    def matcher(self) -> LLMatcher:
+        """The state of the grammar, of a row without an error."""
+        assert self._matcher is not None
+        return self._matcher
 
     def advance(self, token: int) -> None:
         """Take in the token that was drawn. A complete output takes any token, since only end tokens can be drawn."""
         if self._matcher is None or self.error or self._matcher.is_stopped():
             return
-        start_s = self._cpu_s()
+        start_s = self._now_s()
         if not self._matcher.consume_token(token):
             self.error = _error_of(self._matcher)
-        self._left_s += _TOKEN_S
-        self._charge(start_s)
+        self._charge(self._now_s() - start_s - _TOKEN_S)
 
     def replay(self, outputs: Iterable[int]) -> None:
         """Take in the tokens of an output that is resumed. Cost: about 2 us per token."""
@@ -58,25 +75,31 @@ class GrammarRow:
     def fill(self, words: NDArray[np.int32]) -> None:
         """Compute which tokens may be drawn next: one bit per token id. In case of an error all may.
 
-        Shapes: words [vocab / 32, rounded up], contiguous; token t is bit t % 32 of word t // 32.
+        Shapes: words [num_words], contiguous; token t is bit t % 32 of word t // 32.
         """
-        if self._matcher is not None and not self.error:
-            # A tokenizer may have more ids than the model has logits.
-            target = words if len(words) == self._num_words else np.zeros(self._num_words, np.int32)
-            start_s = self._cpu_s()
-            self._matcher.unsafe_compute_mask_ptr(target.ctypes.data, target.nbytes)
-            if self._matcher.is_error():
-                self.error = _error_of(self._matcher)
-            elif target is not words:
-                words[:] = target[: len(words)]
-            self._charge(start_s)
+        if self._matcher is None or self.error:
+            words[:] = -1
+            return
+        start_s = self._now_s()
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self.note_mask(self._now_s() - start_s, words)
+
+    def note_mask(self, took_s: float, words: NDArray[np.int32]) -> None:
+        """Take note of a mask that was computed, and of its time. In case of an error all tokens may be drawn."""
+        if self.matcher.is_error():
+            self.error = _error_of(self.matcher)
+        self._charge(took_s)
         if self.error:
             words[:] = -1
 
-    def _charge(self, start_s: float) -> None:
-        self._left_s -= self._cpu_s() - start_s
-        if self._left_s < 0 and not self.error:
+    def _charge(self, took_s: float) -> None:
+        self._left_s -= took_s
+        if self._left_s >= 0 or self.error:
+            return
+        if self._now_s is self._cpu_s:
             self.error = TOO_SLOW
+        else:
+            self._now_s, self._left_s = self._cpu_s, _FREE_S
 
 
 class Grammar:

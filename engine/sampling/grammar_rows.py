@@ -1,20 +1,18 @@
-"""The grammars of all rows, and the exclusion of tokens from their scores."""
+"""The grammars of all rows, and the tokens that they allow."""
 
 import numpy as np
 import torch
+from llguidance import LLExecutor
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tiercel.clock import Clock
 from tiercel.engine.sampling.grammar import Grammar, GrammarRow
-from tiercel.engine.sampling.upload import upload_no_sync
 
 Failures = tuple[tuple[int, str], ...]
 """Rows of a call whose grammar has failed: index into the call's rows, and why."""
 
-_ALL = np.int32(-1)  # every bit set: no token is excluded
-_BITS = (np.arange(256)[:, None] >> np.arange(8)) & 1
-_LIMITS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)  # [256, 8]: of the eight scores of each byte
+_MOST_THREADS = 8
+_USUAL_S = 50e-6  # of one mask
 
 
 class GrammarRows:
@@ -24,6 +22,7 @@ class GrammarRows:
         self._rows: list[GrammarRow | None] = [None] * max_rows
         self._vocab_size = vocab_size
         self._clock = clock
+        self._executor: LLExecutor | None = None
         self.num_masks = 0  # since the start
         self.mask_s = 0.0  # spent computing them
 
@@ -42,49 +41,40 @@ class GrammarRows:
     def words(self, row_ids: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return one bit per token that may be drawn next. Rows without a grammar may draw all.
 
-        Shapes: row_ids [M]; returns [M, vocab / 32, rounded up].
+        Shapes: row_ids [M]; returns [M, vocab / 32, rounded up], a line contiguous.
         """
         start_s = self._clock.now_s()
-        words = np.empty((len(row_ids), -(-self._vocab_size // 32)), np.int32)
-        for target, row in zip(words, self.take(row_ids), strict=True):
-            if row is None:
-                target[:] = _ALL
-            else:
-                row.fill(target)
-                self.num_masks += 1
+        rows = self.take(row_ids)
+        needed = -(-self._vocab_size // 32)
+        # A tokenizer may have more ids than the model has logits.
+        words = np.full((len(rows), max(needed, *(row.num_words for row in rows if row), 0)), -1, np.int32)
+        together = [(row, index) for index, row in enumerate(rows) if row is not None and row.is_quick]
+        if len(together) < 2:
+            together.clear()
+        else:
+            self._fill_together(together, words)
+        done = {index for _, index in together}
+        for index, row in enumerate(rows):
+            if row is not None and index not in done:
+                row.fill(words[index])
+        self.num_masks += sum(row is not None for row in rows)
         self.mask_s += self._clock.now_s() - start_s
-        return words
+        return words[:, :needed]
 
+    def _fill_together(self, rows: list[tuple[GrammarRow, int]], words: NDArray[np.int32]) -> None:
+        """Compute the masks of several rows on several threads, each into the line of its index.
 
-def exclude_no_sync(scores: Tensor, words: NDArray[np.int32]) -> None:
-    """Set the scores of tokens that may not be drawn to -inf.
-
-    Shapes: scores [M, vocab], changed; words: see `GrammarRows.words`.
-    """
-    vocab_size = scores.shape[1]
-    if scores.device.type == "cpu":
-        # The minimum with the limits takes a fifth of the time of a masked fill, which branches.
-        limits = np.take(_LIMITS, words.view(np.uint8), axis=0).reshape(len(words), -1)
-        torch.minimum(scores, torch.from_numpy(limits)[:, :vocab_size], out=scores)
-        return
-    octets = upload_no_sync(words.view(np.uint8), scores.device)
-    scores.masked_fill_(excluded_no_sync(octets, vocab_size), -torch.inf)
-
-
-def excluded_no_sync(octets: Tensor, vocab_size: int) -> Tensor:
-    """Return which tokens are excluded, computed on the device of the bits.
-
-    Shapes: octets [M, 4 * words] uint8, the bytes of `GrammarRows.words`; returns [M, vocab_size] bool.
-    Cost:   three kernels, two bytes of temporary memory per score.
-    """
-    places = torch.arange(8, dtype=torch.uint8, device=octets.device)
-    return (((octets[:, :, None] >> places) & 1) == 0).view(len(octets), -1)[:, :vocab_size]
-
-
-def can_draw_others(words: NDArray[np.int32], banned: NDArray[np.int64]) -> bool:
-    """Return whether a row may draw a token that is not banned. Shapes: words of one row; banned [B], distinct ids."""
-    allowed = int(np.bitwise_count(words.view(np.uint32)).sum())
-    return allowed > int(np.count_nonzero((words[banned // 32] >> (banned % 32).astype(np.int32)) & 1))
+        The time of a single row is not known then. Each is charged with that of the call, less what the others usually
+        take; a row that has used up its time is computed alone from then on.
+        """
+        if self._executor is None:
+            self._executor = LLExecutor(min(torch.get_num_threads(), _MOST_THREADS))
+        start_s = self._clock.now_s()
+        matchers = [(row.matcher, index) for row, index in rows]
+        self._executor.unsafe_compute_mask_ptr(matchers, words.ctypes.data, words.strides[0], len(words))
+        took_s = max(0.0, self._clock.now_s() - start_s - _USUAL_S * (len(rows) - 1))
+        for row, index in rows:
+            row.note_mask(took_s, words[index])
 
 
 def advance(rows: list[GrammarRow | None], tokens: list[int]) -> Failures:

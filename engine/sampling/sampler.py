@@ -14,7 +14,8 @@ from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.sampling.bad_words import BadWords
 from tiercel.engine.sampling.filter import MassSearch, least_no_sync, limits_no_sync
 from tiercel.engine.sampling.grammar import Grammar
-from tiercel.engine.sampling.grammar_rows import Failures, GrammarRows, advance, can_draw_others, exclude_no_sync
+from tiercel.engine.sampling.grammar_rows import Failures, GrammarRows, advance
+from tiercel.engine.sampling.masks import Masks, can_draw_others, exclude_no_sync
 from tiercel.engine.sampling.native import NativeDraw
 from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 from tiercel.engine.sampling.penalty import PenaltyCounts
@@ -27,9 +28,9 @@ from tiercel.request import SamplingParams
 log = logging.getLogger(__name__)
 
 Ints = Sequence[int] | NDArray[np.integer]  # on the host
-DrawKernel = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+DrawKernel = Callable[..., tuple[Tensor, Tensor]]
 """Temperature, noise, maximum and check of a row in one pass; see `engine.kernels.sampling.draw_no_sync`. A kernel may
-also apply filters; see `engine.sampling.native`."""
+also apply filters and take masks; see `engine.sampling.native`."""
 
 # Plain integers: operators of flags are slow.
 _LOGPROBS, _PENALTY, _DRAW = int(Feature.LOGPROBS), int(Feature.PENALTY), int(Feature.DRAW)
@@ -59,20 +60,20 @@ class Sampler:
         device: torch.device,
         kernel: DrawKernel | None = None,
         search: MassSearch = least_no_sync,
-        kernel_filters: Feature = NO_FILTER,
+        kernel_features: Feature = NO_FILTER,
         clock: Clock | None = None,
     ) -> None:
         """`kernel`: one kernel for twenty operators of plain torch; `search`: finds the limits of top_p.
 
-        `kernel_filters`: the filters that the kernel applies itself, all or none.
+        `kernel_features`: what the kernel applies itself: the filters, all or none, and GRAMMAR if it takes masks.
         """
         self._vocab_size = vocab_size
         self._device = device
         self._kernel = kernel
         self._search = search
-        self._kernel_filters = kernel_filters
+        self._kernel_features = kernel_features
         # The features that change a row's token and are not applied by the kernel to raw logits.
-        self._left_out = np.uint16(_CHANGES if kernel is None else _CHANGES & ~(_DRAW | int(kernel_filters)))
+        self._left_out = np.uint16(_CHANGES if kernel is None else _CHANGES & ~(_DRAW | int(kernel_features)))
         self._table = RowTable(max_rows, vocab_size)
         self._counts = PenaltyCounts(max_rows, vocab_size, device)
         self.grammars = GrammarRows(max_rows, vocab_size, clock or MonotonicClock())
@@ -138,6 +139,7 @@ class Sampler:
         features = self._table.features_at(row_ids, np.asarray(output_index, np.int64))
         wanted = int(np.bitwise_or.reduce(features))  # by any row
         changed = np.flatnonzero(features & self._left_out) if wanted & int(self._left_out) else NO_IDS
+        masks = self._masks(row_ids, features) if wanted & _GRAMMAR else None
         if self._kernel is None or not len(row_ids):
             largest, tokens = logits.max(dim=-1)
             bad_rows = (largest - largest) != 0  # 0 for finite numbers only; isfinite takes five kernels
@@ -145,10 +147,11 @@ class Sampler:
             draws = self._draws(row_ids, token_positions, wanted)
             if len(changed):
                 draws[changed, DrawColumn.TEMPERATURE] = 0  # they are drawn below
-            tokens, bad_rows = self._kernel(logits, upload_no_sync(draws, self._device))
+            taken = (masks,) if masks is not None and self._kernel_features & Feature.GRAMMAR else ()
+            tokens, bad_rows = self._kernel(logits, upload_no_sync(draws, self._device), *taken)
         if len(changed):
             changed = changed[np.argsort(features[changed], kind="stable")]  # sorted by features: fewer partial copies
-            drawn = self._draw_no_sync(logits, changed, row_ids, features, token_positions)
+            drawn = self._draw_no_sync(logits, changed, row_ids, features, token_positions, masks)
             tokens.index_copy_(0, upload_no_sync(changed, self._device), drawn)
         if wanted & _PENALTY:
             penalised = Subset((features & _PENALTY) != 0, self._device)
@@ -167,6 +170,7 @@ class Sampler:
         row_ids: NDArray[np.int64],
         features: NDArray[np.uint16],
         positions: NDArray[np.int64],
+        masks: Masks | None,
     ) -> Tensor:
         """Return the tokens [C] of the chosen of N rows; greedy rows come first in `chosen`."""
         budget = _CHUNK_ELEMENTS_CPU if self._device.type == "cpu" else _CHUNK_ELEMENTS
@@ -177,20 +181,26 @@ class Sampler:
             for first in range(start, stop, length):
                 ids = chosen[first : min(first + length, stop)]
                 scores = logits.index_select(0, upload_no_sync(ids, self._device)).float()
-                tokens.append(self._draw_chunk_no_sync(scores, row_ids[ids], features[ids], positions[ids]))
+                words = None if masks is None else masks.lines(ids)
+                tokens.append(self._draw_chunk_no_sync(scores, row_ids[ids], features[ids], positions[ids], words))
         return torch.cat(tokens)
 
     def _draw_chunk_no_sync(
-        self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint16], positions: NDArray[np.int64]
+        self,
+        scores: Tensor,
+        row_ids: NDArray[np.int64],
+        features: NDArray[np.uint16],
+        positions: NDArray[np.int64],
+        words: NDArray[np.int32] | None,
     ) -> Tensor:
-        """Return the tokens [M] of rows that all draw or are all greedy.
+        """Return the tokens [M] of rows that all draw or are all greedy. `words`: see `Masks.lines`.
 
         Shapes:  scores [M, vocab]; others [M].
         Effects: scores are overwritten.
         """
         wanted = int(np.bitwise_or.reduce(features))
-        if wanted & _GRAMMAR:
-            features = self._exclude_no_sync(scores, row_ids, features)
+        if words is not None and wanted & _GRAMMAR:
+            features = self._exclude_no_sync(scores, words, row_ids, features)
         floats = upload_no_sync(self._table.floats[row_ids], self._device)
         if wanted & Feature.BIAS:
             self._add_bias_no_sync(scores, row_ids)
@@ -206,7 +216,7 @@ class Sampler:
             ids = upload_no_sync(row_ids[some.host], self._device)
             scores = some.put(scores, self._counts.apply_no_sync(some.take(scores), ids, some.take(floats)))
         draws = self._draws(row_ids, positions, wanted)
-        if self._kernel is not None and self._kernel_filters:
+        if self._kernel is not None and self._kernel_features & _FILTERS:
             return self._kernel(scores, upload_no_sync(draws, self._device))[0]
         if wanted & Feature.DRAW:
             scores.div_(floats[:, Column.TEMPERATURE, None])
@@ -234,14 +244,20 @@ class Sampler:
             draws[:, : DrawColumn.TEMPERATURE] = noise_keys(self._table.seeds[row_ids], positions)
         return draws
 
+    def _masks(self, row_ids: NDArray[np.int64], features: NDArray[np.uint16]) -> Masks:
+        """Return what the grammars allow the rows that have one. Shapes: [N]."""
+        places = np.flatnonzero(features & _GRAMMAR)
+        place_of_row = np.full(len(row_ids), -1)
+        place_of_row[places] = np.arange(len(places))
+        return Masks(self.grammars.words(row_ids[places]), place_of_row)
+
     def _exclude_no_sync(
-        self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint16]
+        self, scores: Tensor, words: NDArray[np.int32], row_ids: NDArray[np.int64], features: NDArray[np.uint16]
     ) -> NDArray[np.uint16]:
         """Apply the grammars. Return the features without BAN where it would leave nothing to draw.
 
-        Shapes: scores [M, vocab], changed; others [M].
+        Shapes: scores [M, vocab], changed; words: see `Masks.lines`; others [M].
         """
-        words = self.grammars.words(row_ids)
         exclude_no_sync(scores, words)
         for index in np.flatnonzero((features & _GRAMMAR != 0) & (features & Feature.BAN != 0)).tolist():
             if not can_draw_others(words[index], self._table.banned[row_ids[index]]):
@@ -312,7 +328,7 @@ def open_sampler(
     `library`: the kernels of a CPU.
     """
     if device.type == "cpu" and library is not None:
-        return Sampler(max_rows, vocab_size, device, NativeDraw(library), kernel_filters=_FILTERS)
+        return Sampler(max_rows, vocab_size, device, NativeDraw(library), kernel_features=_FILTERS | Feature.GRAMMAR)
     if device.type != "cuda":
         return Sampler(max_rows, vocab_size, device)
     if find_spec("triton") is None:

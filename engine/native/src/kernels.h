@@ -7,7 +7,7 @@
 
 namespace tiercel {
 
-constexpr int kAbi = 7;
+constexpr int kAbi = 8;
 
 // How numbers are stored; computing is in float32 unless a kernel says otherwise.
 enum Type : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
@@ -109,9 +109,10 @@ struct Kernels {
   // Draw one token per row: the largest of logits / temperature + noise among the tokens that the filters keep; of equal
   // ones, the lowest id. A row is bad if its largest logit is not finite, or a logit is a NaN.
   // logits [rows, vocab_size] of `type`, `stride` elements from row to row; room: for every thread four floats per token,
-  // with the tokens rounded up to a multiple of 128.
+  // with the tokens rounded up to a multiple of 128; masks: for every row one bit per token that may be drawn, or null if
+  // all may; null if all may in all rows.
   void (*draw_rows)(int type, const void* logits, int64_t stride, int64_t rows, int64_t vocab_size, const Draw* draws,
-                    float* room, int64_t* tokens, uint8_t* bad_rows);
+                    const uint8_t* const* masks, float* room, int64_t* tokens, uint8_t* bad_rows);
 };
 
 }  // namespace tiercel

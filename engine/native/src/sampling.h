@@ -80,6 +80,20 @@ TIERCEL_INLINE float score_block(float* block, float temperature, float& peak) {
   return largest(top);
 }
 
+// Replaces the scores of tokens that may not be drawn by -inf. Returns the largest score of the others. mask: one bit for
+// each of the first `count` tokens of the block.
+TIERCEL_INLINE float mask_block(float* block, const uint8_t* mask, int64_t count) {
+  uint8_t bits[kBlock / 8] = {};
+  memcpy(bits, mask, count < kBlock ? (count + 7) / 8 : kBlock / 8);
+  F32 top = splat(-INFINITY);
+  for (int i = 0; i < kBlock; i += F32::N) {
+    const F32 score = select(mask_of(bits, i), load(block + i), splat(-INFINITY));
+    top = max(top, score);
+    store(block + i, score);
+  }
+  return largest(top);
+}
+
 // Takes over the best score of a block, with noise if the row draws. Scores below `limit` cannot be drawn.
 TIERCEL_INLINE void choose(const float* block, int64_t first, const Draw& draw, float limit, Best& best) {
   constexpr int N = F32::N;
@@ -105,15 +119,17 @@ TIERCEL_INLINE void choose(const float* block, int64_t first, const Draw& draw, 
   }
 }
 
-// The best token of [begin, end). Blocks that even the largest noise cannot lift above the best score are left out.
+// The best token of [begin, end) among those that `mask` allows, if it is not null. Blocks that even the largest noise cannot lift above the best score are left out.
 template <class T>
-static Best best_of(const T* logits, int64_t begin, int64_t end, const Draw& draw) {
+static Best best_of(const T* logits, int64_t begin, int64_t end, const Draw& draw, const uint8_t* mask) {
   Best best = {-INFINITY, -INFINITY, begin};
   const float noise = draw.temperature > 0 ? kLargestNoise : 0;
   float block[kBlock];
   for (int64_t first = begin; first < end; first += kBlock) {
     load_block(logits + first, end - first, block);
-    if (score_block(block, draw.temperature, best.peak) + noise > best.score) choose(block, first, draw, -INFINITY, best);
+    float top = score_block(block, draw.temperature, best.peak);
+    if (mask && top + noise > best.score) top = mask_block(block, mask + first / 8, end - first);
+    if (top + noise > best.score) choose(block, first, draw, -INFINITY, best);
   }
   return best;
 }
@@ -181,19 +197,21 @@ static float find_limit(const float* scores, const float* weights, int64_t count
   return float_of_order(prefix);
 }
 
-// Divides the row by its temperature, finds the limit of its filters, and draws. room: [4 * vocab_size].
+// Divides the row by its temperature, finds the limit of its filters among the tokens that `mask` allows, if it is not
+// null, and draws. room: [4 * vocab_size].
 template <class T>
-static Best best_of_filtered(const T* logits, int64_t vocab_size, const Draw& draw, float* room) {
+static Best best_of_filtered(const T* logits, int64_t vocab_size, const Draw& draw, const uint8_t* mask, float* room) {
   constexpr int N = F32::N;
   const int64_t width = (vocab_size + kBlock - 1) / kBlock * kBlock;
   Best best = {-INFINITY, -INFINITY, 0};
   float *scores = room, *weights = room + width, *some = weights + width, top = -INFINITY;
   for (int64_t first = 0; first < vocab_size; first += kBlock) {
     load_block(logits + first, vocab_size - first, scores + first);
-    const float block_top = score_block(scores + first, draw.temperature, best.peak);
+    float block_top = score_block(scores + first, draw.temperature, best.peak);
+    if (mask) block_top = mask_block(scores + first, mask + first / 8, vocab_size - first);
     top = block_top > top ? block_top : top;
   }
-  if (!(top - top == 0)) return best;  // a bad row
+  if (!(top - top == 0)) return best;  // a bad row, or no token is allowed
   float limit = top + draw.log_min_p;
   if (draw.top_k > 0 && draw.top_k < vocab_size) {
     const float kth = find_limit(scores, nullptr, width, top, limit, draw.top_k, some);
@@ -225,7 +243,7 @@ static Best best_of_filtered(const T* logits, int64_t vocab_size, const Draw& dr
 }
 
 static void draw_rows(int type, const void* logits, int64_t stride, int64_t rows, int64_t vocab_size, const Draw* draws,
-                      float* room, int64_t* tokens, uint8_t* bad_rows) {
+                      const uint8_t* const* masks, float* room, int64_t* tokens, uint8_t* bad_rows) {
   const int64_t room_size = 4 * ((vocab_size + kBlock - 1) / kBlock * kBlock);
   with_type(type, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
@@ -239,9 +257,10 @@ static void draw_rows(int type, const void* logits, int64_t stride, int64_t rows
     };
     const auto draw_row = [&](int64_t row) {
       const T* first = (const T*)logits + row * stride;
+      const uint8_t* mask = masks ? masks[row] : nullptr;
       finish(row, is_filtered(draws[row])
-                      ? best_of_filtered(first, vocab_size, draws[row], room + omp_get_thread_num() * room_size)
-                      : best_of(first, 0, vocab_size, draws[row]));
+                      ? best_of_filtered(first, vocab_size, draws[row], mask, room + omp_get_thread_num() * room_size)
+                      : best_of(first, 0, vocab_size, draws[row], mask));
     };
     if (rows >= omp_get_max_threads() || vocab_size <= kDrawGrain) {
       parallel_for(rows, grain_of(vocab_size, kDrawGrain), draw_row);
@@ -259,7 +278,7 @@ static void draw_rows(int type, const void* logits, int64_t stride, int64_t rows
       const int64_t pieces = (vocab_size + size - 1) / size;
       parallel_for(pieces, 1, [&](int64_t piece) {
         const int64_t begin = piece * size, end = begin + size;
-        found[piece] = best_of(first, begin, end < vocab_size ? end : vocab_size, draws[row]);
+        found[piece] = best_of(first, begin, end < vocab_size ? end : vocab_size, draws[row], masks ? masks[row] : nullptr);
       });
       Best best = found[0];
       for (int64_t piece = 1; piece < pieces; piece++) {

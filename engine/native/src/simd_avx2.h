@@ -138,6 +138,11 @@ TIERCEL_INLINE F32 to_floats(I32 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 TIERCEL_INLINE F32 as_floats(I32 a) { return {_mm256_castsi256_ps(a.v)}; }
 TIERCEL_INLINE I32 as_ints(F32 a) { return {_mm256_castps_si256(a.v)}; }
 TIERCEL_INLINE Mask is_above(F32 a, F32 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)}; }
+TIERCEL_INLINE Mask mask_of(const uint8_t* bits, int first) {  // lane i: bit `first` + i; `first` is a multiple of 8
+  const __m256i places = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i lanes = _mm256_and_si256(_mm256_set1_epi32(bits[first / 8]), places);
+  return {_mm256_castsi256_ps(_mm256_cmpeq_epi32(lanes, places))};
+}
 TIERCEL_INLINE Mask is_number(F32 a) { return {_mm256_cmp_ps(a.v, a.v, _CMP_ORD_Q)}; }
 TIERCEL_INLINE F32 select(Mask mask, F32 yes, F32 no) { return {_mm256_blendv_ps(no.v, yes.v, mask.v)}; }
 TIERCEL_INLINE I32 select(Mask mask, I32 yes, I32 no) {

@@ -116,6 +116,9 @@ TIERCEL_INLINE F32 to_floats(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 TIERCEL_INLINE F32 as_floats(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
 TIERCEL_INLINE I32 as_ints(F32 a) { return {_mm512_castps_si512(a.v)}; }
 TIERCEL_INLINE Mask is_above(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
+TIERCEL_INLINE Mask mask_of(const uint8_t* bits, int first) {  // lane i: bit `first` + i; `first` is a multiple of 16
+  return {__mmask16(bits[first / 8] | bits[first / 8 + 1] << 8)};
+}
 TIERCEL_INLINE Mask is_number(F32 a) { return {_mm512_cmp_ps_mask(a.v, a.v, _CMP_ORD_Q)}; }
 TIERCEL_INLINE F32 select(Mask mask, F32 yes, F32 no) { return {_mm512_mask_mov_ps(no.v, mask.v, yes.v)}; }
 TIERCEL_INLINE I32 select(Mask mask, I32 yes, I32 no) { return {_mm512_mask_mov_epi32(no.v, mask.v, yes.v)}; }

@@ -179,6 +179,11 @@ TIERCEL_INLINE Mask is_above(F32 a, F32 b) {
   TIERCEL_EACH r.v[i] = a.v[i] > b.v[i];
   return r;
 }
+TIERCEL_INLINE Mask mask_of(const uint8_t* bits, int first) {  // lane i: bit `first` + i
+  Mask r;
+  TIERCEL_EACH r.v[i] = bits[(first + i) / 8] >> (first + i) % 8 & 1;
+  return r;
+}
 TIERCEL_INLINE Mask is_number(F32 a) {
   Mask r;
   TIERCEL_EACH r.v[i] = a.v[i] == a.v[i];

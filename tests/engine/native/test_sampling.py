@@ -11,6 +11,7 @@ from tests.engine.native.classes import CLASSES, library_of
 from tests.seeds import fresh_seeds
 from tiercel.engine.native.table import CpuClass
 from tiercel.engine.sampling.filter import limits_no_sync
+from tiercel.engine.sampling.masks import Masks, exclude_no_sync
 from tiercel.engine.sampling.native import NativeDraw
 from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 from tiercel.engine.sampling.row import Column, DrawColumn, Feature
@@ -82,6 +83,47 @@ def test_tokens_are_those_of_torch(cpu_class: CpuClass, dtype: torch.dtype, seed
     is_same = tokens == best.indices
     # Rounding of noise or mass may exchange two tokens that are this close, or keep one more token.
     assert (is_same | ((got - best.values).abs() < 1e-5)).all()
+
+
+@pytest.mark.parametrize("cpu_class", CLASSES)
+@pytest.mark.parametrize("seed", [1, *fresh_seeds(2)])
+def test_masked_rows_draw_like_rows_without_the_excluded_tokens(cpu_class: CpuClass, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, vocab_size = int(rng.integers(1, 9)), int(rng.integers(1, 3000))
+    if seed % 2:
+        rows, vocab_size = 1, 40_000 + vocab_size  # the threads share the row
+    logits = torch.from_numpy(rng.standard_normal((rows, vocab_size), np.float32) * 4)
+    words = rng.integers(-(2**31), 2**31, (rows, -(-vocab_size // 32)), np.int32)
+    words[:, 0] |= 1  # one token may be drawn
+    places = rng.permutation(rows)
+    places[rng.random(rows) < 0.3] = -1
+    filters = [((-np.inf, np.inf, 0), (-3.0, 0.9, 20), (-np.inf, 0.7, 0))[int(rng.integers(3))] for _ in range(rows)]
+    temperatures = [float(rng.choice((0.0, 1.0))) for _ in range(rows)]
+    draws = draws_of(noise_keys(np.arange(rows) + seed % 1000, np.arange(rows)), temperatures, filters)
+    excluding = logits.clone()
+    lines = Masks(words, places).lines(np.arange(rows))
+    exclude_no_sync(excluding, lines)
+    draw = NativeDraw(library_of(cpu_class))
+
+    tokens, bad_rows = draw(logits, draws, Masks(words, places))
+
+    assert not bad_rows.any()
+    assert tokens.tolist() == draw(excluding, draws)[0].tolist()
+    for row, token in enumerate(tokens.tolist()):
+        assert lines[row, token // 32] >> (token % 32) & 1
+
+
+@pytest.mark.parametrize("cpu_class", CLASSES)
+def test_a_row_is_bad_whatever_its_mask_excludes(cpu_class: CpuClass) -> None:
+    logits = torch.zeros(2, 200)
+    logits[0, 150] = torch.nan
+    words = np.zeros((1, 7), np.int32)
+    words[0, 0] = 1 << 5
+    draws = draws_of(noise_keys(np.arange(2), np.arange(2)), [1.0] * 2, [OFF] * 2)
+
+    tokens, bad_rows = NativeDraw(library_of(cpu_class))(logits, draws, Masks(words, np.zeros(2, np.int64)))
+
+    assert (tokens[1], bad_rows.tolist()) == (5, [True, False])
 
 
 @pytest.mark.parametrize("cpu_class", CLASSES)

@@ -15,10 +15,21 @@ from llguidance import LLMatcher, LLTokenizer
 from tests.engine.sampling.rows import random_logits, random_params
 from tests.engine.small_grammars import END_TOKEN, LETTERS, compiled, small_compiler, text_of, token_of, write_tokenizer
 from tests.seeds import fresh_seeds
+from tiercel.clock import ManualClock, MonotonicClock
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.native.library import load_library
-from tiercel.engine.sampling import Grammar, GrammarCompiler, GrammarRow, Sampler, open_compiler, open_sampler
-from tiercel.engine.sampling.grammar_rows import can_draw_others, exclude_no_sync, excluded_no_sync
+from tiercel.engine.sampling import (
+    Failures,
+    Grammar,
+    GrammarCompiler,
+    GrammarRow,
+    Sampler,
+    advance,
+    open_compiler,
+    open_sampler,
+)
+from tiercel.engine.sampling.grammar_rows import GrammarRows
+from tiercel.engine.sampling.masks import can_draw_others, exclude_no_sync, excluded_no_sync
 from tiercel.errors import ConfigError
 from tiercel.grammar import GrammarLimits
 from tiercel.request import SamplingParams, pack_tokens
@@ -229,9 +240,10 @@ def _tokenizer() -> LLTokenizer:
 def test_the_time_of_a_row_grows_with_its_tokens() -> None:
     now_s = itertools.count(step=0.00075)  # a mask and a token take 1.5 ms together
     matcher = LLMatcher(_tokenizer(), LLMatcher.grammar_from_regex("a*"))
-    row = GrammarRow(matcher, 1, cpu_s=lambda: next(now_s))
+    row = GrammarRow(matcher, 1, wall_s=lambda: next(now_s), cpu_s=lambda: next(now_s))
     words = np.zeros(1, np.int32)
-    for _ in range(190):
+    for count in range(390):  # 0.1 s twice: on the wall clock and of the processor
+        assert row.is_quick == (count < 200) or abs(count - 200) < 3
         row.fill(words)
         row.advance(token_of("a"))
         assert not row.error
@@ -239,6 +251,53 @@ def test_the_time_of_a_row_grows_with_its_tokens() -> None:
         row.fill(words)
         row.advance(token_of("a"))
     assert row.error
+
+
+def test_a_row_that_waited_for_a_busy_machine_goes_on() -> None:
+    now_s = itertools.count(step=1.0)
+    matcher = LLMatcher(_tokenizer(), LLMatcher.grammar_from_regex("a*"))
+    row = GrammarRow(matcher, 1, wall_s=lambda: next(now_s), cpu_s=lambda: 0.0)
+    words = np.zeros(1, np.int32)
+    for _ in range(500):
+        row.fill(words)
+        row.advance(token_of("a"))
+    assert not row.error
+
+
+@pytest.mark.parametrize("seed", [1, *fresh_seeds(2)])
+def test_masks_computed_together_are_those_computed_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = GrammarRows(12, VOCAB, ManualClock())
+    alone: list[GrammarRow] = []
+    for index in range(12):
+        said = "".join(rng.choice(sorted(WORDS))[: rng.randrange(5)])
+        tokens = [token_of(letter) for letter in said]
+        rows.set_row(index, compiled(TEXT), np.array(tokens, np.uint32))
+        alone.append(compiled(TEXT).open_row(tokens))
+    order = rng.sample(range(12), rng.randrange(2, 12))
+    together = rows.words(np.array(order))
+    for line, index in zip(together, order, strict=True):
+        words = np.zeros(1, np.int32)
+        alone[index].fill(words)
+        assert words.tolist() == line.tolist()
+    assert rows.num_masks == len(order)
+
+
+def test_an_ambiguous_grammar_among_others_is_found_and_fails_alone() -> None:
+    torch.set_num_threads(2)
+    rows = GrammarRows(3, VOCAB, MonotonicClock())
+    none = np.zeros(0, np.uint32)
+    rows.set_row(0, compiled(LLMatcher.grammar_from_regex("a*")), none)
+    rows.set_row(1, compiled('%llguidance {}\nstart: e\ne: e e | "a"\n'), none)
+    rows.set_row(2, compiled(LLMatcher.grammar_from_regex("a*")), none)
+    row_ids = np.arange(3)
+    failures: Failures = ()
+    for _ in range(4_000):  # would take hours
+        assert rows.words(row_ids)[:, 0].tolist()[::2] == [1 << END_TOKEN | 1 << token_of("a")] * 2
+        failures = advance(rows.take(row_ids), [token_of("a")] * 3)
+        if failures:
+            break
+    assert [index for index, _ in failures] == [1]
 
 
 def test_a_row_whose_grammar_is_missing_fails() -> None:
