@@ -2,13 +2,21 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
 
 from tiercel.checkpoint import read_json_object
+from tiercel.engine.models.mixture_config import (
+    MIXTRAL_MIXTURE,
+    OLMOE_MIXTURE,
+    QWEN3_MIXTURE,
+    MixtureConfig,
+    MixtureFamily,
+    parse_mixture,
+)
 from tiercel.errors import ConfigError
 from tiercel.settings import Dtype
 
@@ -38,7 +46,10 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder of the Llama kind. `windows` has one entry per layer; None means the whole context."""
+    """A decoder of the Llama kind, perhaps with mixtures of experts.
+
+    `windows` has one entry per layer; None means the whole context.
+    """
 
     architecture: str
     vocab_size: int
@@ -57,6 +68,9 @@ class DecoderConfig:
     has_mlp_bias: bool
     has_qk_norm: bool
     is_tied: bool
+    # Not in the text of the description, which is a part of every model's fingerprint: stored blocks stay valid.
+    norms_whole_width: bool = field(default=False, repr=False)  # queries and keys of all heads have one norm
+    mixture: MixtureConfig | None = field(default=None, repr=False)
 
     @property
     def max_model_len(self) -> int:
@@ -76,7 +90,12 @@ class Family:
     qkv_bias: bool | None = None  # None: the value of attention_bias
     output_bias: bool | None = None
     has_qk_norm: bool = False
-    windows: Literal["none", "every_layer", "by_layer_type"] = "none"
+    norms_whole_width: bool = False
+    rms_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    windows: Literal["none", "every_layer", "every_layer_if_used", "by_layer_type"] = "none"
+    window: int | None = 4096
+    mixture: MixtureFamily | None = None
 
 
 NATIVE_FAMILIES: Mapping[str, Family] = {
@@ -89,6 +108,27 @@ NATIVE_FAMILIES: Mapping[str, Family] = {
     ),
     "Qwen3ForCausalLM": Family(
         max_position=32768, head_dim=128, kv_heads=32, has_qk_norm=True, windows="by_layer_type"
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        max_position=32768,
+        kv_heads=4,
+        has_qk_norm=True,
+        windows="every_layer_if_used",
+        mixture=QWEN3_MIXTURE,
+    ),
+    "MixtralForCausalLM": Family(
+        max_position=131072,
+        kv_heads=8,
+        qkv_bias=False,
+        output_bias=False,
+        rms_eps=1e-5,
+        rope_theta=1e6,
+        windows="every_layer",
+        window=None,
+        mixture=MIXTRAL_MIXTURE,
+    ),
+    "OlmoeForCausalLM": Family(
+        max_position=4096, has_qk_norm=True, norms_whole_width=True, rms_eps=1e-5, mixture=OLMOE_MIXTURE
     ),
 }
 
@@ -222,6 +262,12 @@ def parse_decoder(fields: ConfigFields) -> DecoderConfig:
     head_dim = fields.count("head_dim", family.head_dim or max(1, hidden_size // heads))
     if head_dim % 2:
         raise ConfigError("model.field_wrong", f"{fields.source}: head_dim ({head_dim}) must be even")
+    if family.norms_whole_width:
+        if heads * head_dim != hidden_size:
+            shown = f"num_attention_heads ({heads}) times head_dim ({head_dim}) must be hidden_size ({hidden_size})"
+            raise ConfigError("model.field_wrong", f"{fields.source}: {shown}")
+        if fields.has("clip_qkv"):
+            raise _native_refusal(fields, "clip_qkv", fields.raw("clip_qkv"))
     attention_bias = fields.read("attention_bias", bool, False)
     max_position = fields.count("max_position_embeddings", family.max_position)
     return DecoderConfig(
@@ -234,14 +280,16 @@ def parse_decoder(fields: ConfigFields) -> DecoderConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         max_position=max_position,
-        rms_eps=fields.positive("rms_norm_eps", 1e-6),
-        rope=parse_rope(fields, max_position),
+        rms_eps=fields.positive("rms_norm_eps", family.rms_eps),
+        rope=parse_rope(fields, max_position, family.rope_theta),
         windows=_parse_windows(fields, family, layers),
         has_qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         has_output_bias=attention_bias if family.output_bias is None else family.output_bias,
         has_mlp_bias=architecture == "LlamaForCausalLM" and fields.read("mlp_bias", bool, False),
         has_qk_norm=family.has_qk_norm,
         is_tied=fields.read("tie_word_embeddings", bool, False),
+        norms_whole_width=family.norms_whole_width,
+        mixture=None if family.mixture is None else parse_mixture(fields, family.mixture, layers),
     )
 
 
@@ -252,12 +300,15 @@ def _native_refusal(fields: ConfigFields, name: str, value: object) -> ConfigErr
 def _parse_windows(fields: ConfigFields, family: Family, layers: int) -> tuple[int | None, ...]:
     if family.windows == "none":
         return (None,) * layers
-    # transformers assumes 4,096 if the key is missing; an explicit null means no window
-    window = None if fields.is_null("sliding_window") else fields.count("sliding_window", 4096)
+    # an explicit null means no window, also where transformers assumes one if the key is missing
+    is_absent = fields.is_null("sliding_window") or (family.window is None and not fields.has("sliding_window"))
+    window = None if is_absent else fields.count("sliding_window", family.window)
     if family.windows == "every_layer":
         return (window,) * layers
-    types = fields.raw("layer_types")
     is_windowed = fields.read("use_sliding_window", bool, False) and window is not None
+    if family.windows == "every_layer_if_used":
+        return (window if is_windowed else None,) * layers
+    types = fields.raw("layer_types")
     if types is None:
         first = fields.read("max_window_layers", int, 28)
         return tuple(window if is_windowed and index >= first else None for index in range(layers))
@@ -274,13 +325,13 @@ def _parse_windows(fields: ConfigFields, family: Family, layers: int) -> tuple[i
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def parse_rope(fields: ConfigFields, max_position: int) -> RopeConfig:
+def parse_rope(fields: ConfigFields, max_position: int, default_theta: float = 10000.0) -> RopeConfig:
     """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
 
     Errors: ConfigError naming the field.
     Source: transformers' modeling_rope_utils; YaRN: arXiv 2309.00071.
     """
-    top_theta = fields.positive("rope_theta", 10000.0)
+    top_theta = fields.positive("rope_theta", default_theta)
     rope = fields.object("rope_scaling") or fields.object("rope_parameters")
     if rope is None:
         return RopeConfig("default", top_theta)

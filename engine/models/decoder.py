@@ -1,4 +1,4 @@
-"""The native decoder: Llama 2 and 3, Mistral, Qwen2, Qwen2.5 and Qwen3 from one parametric description."""
+"""The native decoder from one parametric description: Llama, Mistral, Qwen, and the mixtures Mixtral and OLMoE."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.config import DecoderConfig
 from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
+from tiercel.engine.models.moe import MixtureMLP
 from tiercel.engine.models.ops import Angles, AttentionParts, LayerParts, LayerRunner, Ops
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.rope import Rotary
@@ -34,11 +35,13 @@ class SelfAttention:
         outputs = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
         self._qkv = Linear(config.hidden_size, outputs, config.has_qkv_bias, precision, device)
         self._output = Linear(heads * head_dim, (config.hidden_size,), config.has_output_bias, precision, device)
+        sizes = (heads * head_dim, kv_heads * head_dim) if config.norms_whole_width else (head_dim, head_dim)
         self._norms = (
-            (RMSNorm(head_dim, config.rms_eps, kind, device), RMSNorm(head_dim, config.rms_eps, kind, device))
+            (RMSNorm(sizes[0], config.rms_eps, kind, device), RMSNorm(sizes[1], config.rms_eps, kind, device))
             if config.has_qk_norm
             else None
         )
+        self._norms_whole_width = config.norms_whole_width
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield the checkpoint's tensors of this layer and their memory."""
@@ -60,7 +63,15 @@ class SelfAttention:
 
     def forward(self, hidden: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> Tensor:
         """Shapes: hidden [T, hidden]; kv: one layer of the arena; returns [T, hidden]."""
-        out = self._ops.attend(self._qkv.forward(hidden), self._norms, angles, kv, state, self._params)
+        qkv, norms = self._qkv.forward(hidden), self._norms
+        if norms is not None and self._norms_whole_width:
+            start = 0
+            for norm in norms:
+                end = start + norm.weight.shape[0]
+                qkv[:, start:end] = norm.forward(qkv[:, start:end])
+                start = end
+            norms = None
+        out = self._ops.attend(qkv, norms, angles, kv, state, self._params)
         return self._output.forward(out.view(out.shape[0], -1))
 
 
@@ -74,9 +85,9 @@ class GatedMLP:
         self._down = Linear(inner, (hidden,), has_bias, precision, device)
 
     def targets(self, prefix: str) -> Iterator[Target]:
-        """Yield the checkpoint's tensors of this layer and their memory."""
-        yield from self._gate_up.targets(f"{prefix}gate_proj", f"{prefix}up_proj")
-        yield from self._down.targets(f"{prefix}down_proj")
+        """Yield the checkpoint's tensors of this layer and their memory. `prefix`: that of the decoder's layer."""
+        yield from self._gate_up.targets(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj")
+        yield from self._down.targets(f"{prefix}mlp.down_proj")
 
     def pack(self, library_of: LibraryOf) -> None:
         """See `Linear.pack`."""
@@ -101,23 +112,34 @@ class Layer:
         self._attention_norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
         self._attention = SelfAttention(config, layer, ops, precision, device)
         self._mlp_norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
-        self._mlp = GatedMLP(config, ops, precision, device)
+        mixture = config.mixture
+        self._mlp = (
+            MixtureMLP(config.hidden_size, mixture, ops, precision, device)
+            if mixture is not None and mixture.layers[layer]
+            else GatedMLP(config, ops, precision, device)
+        )
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield the checkpoint's tensors of this layer and their memory."""
         yield f"{prefix}input_layernorm.weight", self._attention_norm.weight
         yield from self._attention.targets(f"{prefix}self_attn.")
         yield f"{prefix}post_attention_layernorm.weight", self._mlp_norm.weight
-        yield from self._mlp.targets(f"{prefix}mlp.")
+        yield from self._mlp.targets(prefix)
 
     def pack(self, library_of: LibraryOf) -> None:
         """See `Linear.pack`."""
         self._attention.pack(library_of)
         self._mlp.pack(library_of)
 
+    def join_experts(self) -> bool:
+        """See `MixtureMLP.join`; True for a layer without a mixture."""
+        return isinstance(self._mlp, GatedMLP) or self._mlp.join()
+
     @property
-    def parts(self) -> LayerParts:
-        """Everything that a native forward needs."""
+    def parts(self) -> LayerParts | None:
+        """Everything that a native forward needs; None for a layer with a mixture."""
+        if not isinstance(self._mlp, GatedMLP):
+            return None
         return LayerParts(self._attention_norm, self._attention.parts, self._mlp_norm, *self._mlp.parts)
 
     def forward(
@@ -173,8 +195,9 @@ class Decoder:
 
     @property
     def parts(self) -> tuple[LayerParts, ...]:
-        """The weights and parameters of all layers."""
-        return tuple(layer.parts for layer in self._layers)
+        """The weights and parameters of all layers; empty if a layer has a mixture."""
+        parts = tuple(part for layer in self._layers if (part := layer.parts) is not None)
+        return parts if len(parts) == len(self._layers) else ()
 
     def pack(self, library: NativeLibrary | None = None, prefers_native: PrefersNative | None = None) -> None:
         """Replace the loaded weights by packed ones where they are faster on this device.
@@ -186,6 +209,8 @@ class Decoder:
         `prefers_native`: chooses between the library and oneDNN where both are fast; by default the library.
         """
         precision, device = self.precision, self._embedding.device
+        joined = [layer.join_experts() for layer in self._layers]
+        self.is_capturable = self._ops.is_capturable and all(joined)
         if library is not None and device.type == "cpu" and precision.weights in PACKED_DTYPES:
             prefers = prefers_native if prefers_native is not None and can_pack(precision, device) else None
 
@@ -196,7 +221,7 @@ class Decoder:
             for layer in self._layers:
                 layer.pack(library_of)
             self._head.pack(library)  # never many rows
-            self._native = self._ops.join_layers(self.parts)
+            self._native = self._ops.join_layers(self.parts) if self.parts else None
             if self._is_tied:
                 self._embedding = self._embedding.new_empty(0)
             return_freed_memory()

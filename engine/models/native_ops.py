@@ -10,7 +10,7 @@ from tiercel.engine.attention.native import NativeAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.layers import RMSNorm
 from tiercel.engine.models.native_layers import NativeLayers, plan_heads
-from tiercel.engine.models.ops import Angles, LayerParts
+from tiercel.engine.models.ops import Angles, ExpertParts, LayerParts
 from tiercel.engine.models.rope import Rotary
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import TYPE_BY_DTYPE, HeadsPlan
@@ -84,3 +84,7 @@ class NativeOps:
         if not isinstance(self._reader, NativeAttention):
             return None
         return NativeLayers.join(self._library, self._reader, layers)
+
+    def join_experts(self, experts: Sequence[ExpertParts]) -> None:
+        """See `Ops.join_experts`."""
+        return

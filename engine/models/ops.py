@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -33,6 +33,24 @@ class LayerParts:
     mlp_norm: RMSNorm
     gate_up: Linear
     down: Linear
+
+
+class ExpertParts(NamedTuple):
+    """The layers of an expert of a mixture, before and behind the activation."""
+
+    gate_up: Linear
+    down: Linear
+
+
+class ExpertRunner(Protocol):
+    """Computes the experts of a mixture in launches that depend on the number of tokens alone."""
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """Return the outputs of the chosen experts for each token.
+
+        Shapes: x [T, hidden], chosen [T, per_token] int64; returns [T, per_token, hidden].
+        """
+        ...
 
 
 class LayerRunner(Protocol):
@@ -90,4 +108,8 @@ class Ops(Protocol):
 
     def join_layers(self, layers: Sequence[LayerParts]) -> LayerRunner | None:
         """Return a runner for layers whose weights are loaded and packed; None if each operator has to be called."""
+        ...
+
+    def join_experts(self, experts: Sequence[ExpertParts]) -> ExpertRunner | None:
+        """Return a runner for experts whose weights are loaded; None if those that are hit are called one by one."""
         ...

@@ -74,7 +74,8 @@ def _fill(
 ) -> bytes:
     """Load or draw the weights, and return their fingerprint."""
     targets = dict(model.targets())
-    facts = (model.impl, repr(config), model.precision.identity)
+    mixture = () if config.mixture is None else (repr(config.mixture),)
+    facts = (model.impl, repr(config), model.precision.identity, *mixture)
     if settings.load_format == "dummy":
         fill_dummy(targets, settings.seed)
         return ContentDigest(*facts, f"dummy {settings.seed}").finish()

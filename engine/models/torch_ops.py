@@ -8,7 +8,7 @@ from torch import Tensor
 from tiercel.engine.attention.base import Attention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.layers import RMSNorm, rms_norm
-from tiercel.engine.models.ops import Angles, LayerParts
+from tiercel.engine.models.ops import Angles, ExpertParts, LayerParts
 from tiercel.engine.models.rope import Rotary, rotate
 
 
@@ -54,4 +54,8 @@ class TorchOps:
 
     def join_layers(self, layers: Sequence[LayerParts]) -> None:
         """See `Ops.join_layers`."""
+        return
+
+    def join_experts(self, experts: Sequence[ExpertParts]) -> None:
+        """See `Ops.join_experts`."""
         return

@@ -7,10 +7,11 @@ from torch import Tensor
 from tiercel.engine.attention.base import PagedReader
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.activation import silu_mul
+from tiercel.engine.kernels.experts import GroupedExperts
 from tiercel.engine.kernels.norm import add_norm
 from tiercel.engine.kernels.rotary import position_angles, store_heads
 from tiercel.engine.models.layers import RMSNorm
-from tiercel.engine.models.ops import Angles, LayerParts
+from tiercel.engine.models.ops import Angles, ExpertParts, LayerParts
 from tiercel.engine.models.rope import Rotary
 
 
@@ -50,3 +51,7 @@ class TritonOps:
     def join_layers(self, layers: Sequence[LayerParts]) -> None:
         """See `Ops.join_layers`."""
         return
+
+    def join_experts(self, experts: Sequence[ExpertParts]) -> GroupedExperts:
+        """See `Ops.join_experts`."""
+        return GroupedExperts([one.gate_up.weight for one in experts], [one.down.weight for one in experts])

@@ -8,8 +8,12 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-Family = Literal["llama3", "llama2", "mistral", "qwen2", "qwen3", "yarn", "gpt2", "gemma3", "phi3"]
-NATIVE_FAMILIES: tuple[Family, ...] = ("llama3", "llama2", "mistral", "qwen2", "qwen3", "yarn")
+Family = Literal[
+    "llama3", "llama2", "mistral", "qwen2", "qwen3", "yarn", "qwen3_moe", "mixtral", "olmoe", "gpt2", "gemma3", "phi3"
+]
+MIXTURES: tuple[Family, ...] = ("qwen3_moe", "mixtral", "olmoe")
+DENSE_NATIVE_FAMILIES: tuple[Family, ...] = ("llama3", "llama2", "mistral", "qwen2", "qwen3", "yarn")
+NATIVE_FAMILIES = DENSE_NATIVE_FAMILIES + MIXTURES
 TRANSFORMERS_FAMILIES: tuple[Family, ...] = ("gpt2", "gemma3", "phi3")
 FAMILIES = NATIVE_FAMILIES + TRANSFORMERS_FAMILIES
 
@@ -88,6 +92,38 @@ def _yarn(std: float) -> PreTrainedModel:
     return transformers.Qwen2ForCausalLM(config)
 
 
+def _qwen3_moe(std: float) -> PreTrainedModel:
+    """A model whose first layer is dense, with experts of their own size and a separate head_dim."""
+    config = transformers.Qwen3MoeConfig(
+        **_SIZES,
+        initializer_range=std,
+        head_dim=32,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
+def _mixtral(std: float) -> PreTrainedModel:
+    """A model with a window smaller than the tested contexts."""
+    config = transformers.MixtralConfig(
+        **_SIZES, initializer_range=std, num_local_experts=4, num_experts_per_tok=2, sliding_window=24
+    )
+    return transformers.MixtralForCausalLM(config)
+
+
+def _olmoe(std: float) -> PreTrainedModel:
+    """A model with tied embeddings and small experts, whose shares do not sum to 1."""
+    sizes = _SIZES | {"intermediate_size": 24}
+    config = transformers.OlmoeConfig(
+        **sizes, initializer_range=std, num_experts=4, num_experts_per_tok=2, tie_word_embeddings=True
+    )
+    return transformers.OlmoeForCausalLM(config)
+
+
 def _gpt2(std: float) -> PreTrainedModel:
     config = transformers.GPT2Config(
         vocab_size=VOCAB_SIZE,
@@ -129,6 +165,9 @@ _BUILDERS: dict[Family, Callable[[float], PreTrainedModel]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "yarn": _yarn,
+    "qwen3_moe": _qwen3_moe,
+    "mixtral": _mixtral,
+    "olmoe": _olmoe,
     "gpt2": _gpt2,
     "gemma3": _gemma3,
     "phi3": _phi3,

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from tests.conformance.bench import EngineBench
-from tests.conformance.models import VOCAB_SIZE, Family, make_checkpoint
+from tests.conformance.models import MIXTURES, VOCAB_SIZE, Family, make_checkpoint
 from tiercel.ids import SeqId
 from tiercel.request import SamplingParams
 
-FAMILIES: tuple[Family, ...] = ("llama3", "mistral", "qwen2", "qwen3", "gpt2", "gemma3", "phi3")
-FEW: tuple[Family, ...] = ("llama3", "qwen2", "gemma3")  # without `make test-slow`
+FAMILIES: tuple[Family, ...] = ("llama3", "mistral", "qwen2", "qwen3", *MIXTURES, "gpt2", "gemma3", "phi3")
+FEW: tuple[Family, ...] = ("llama3", "qwen2", "gemma3", "qwen3_moe")  # without `make test-slow`
 # Wide enough that one wrong block changes every sequence (see the control below); other families use the default.
-STD_BY_FAMILY = {"llama3": 0.15, "qwen2": 0.2, "gpt2": 0.2}
+STD_BY_FAMILY = {"llama3": 0.15, "qwen2": 0.2, "gpt2": 0.2, "olmoe": 0.2}
 OUTPUTS = 20  # tokens
 PROMPTS = 16
 LONG = 530  # tokens of one more prompt: longer than the longest chunk

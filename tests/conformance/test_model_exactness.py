@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.conformance.models import (
     FAMILIES,
+    MIXTURES,
     NATIVE_FAMILIES,
     TRANSFORMERS_FAMILIES,
     VOCAB_SIZE,
@@ -171,7 +172,7 @@ def test_auto_uses_transformers_for_other_families(family: Family, tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["llama3", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "gpt2", *MIXTURES])
 def test_half_precision_follows_transformers_in_the_same_dtype(family: Family, dtype: str, tmp_path: Path) -> None:
     twin = make_checkpoint(family, tmp_path, seed=5, dtype=getattr(torch, dtype))
     model = open_model(tmp_path, dtype=dtype)

@@ -62,6 +62,12 @@ def _in_folder(
     return parse
 
 
+_MIXTURE_CONFIG = b"""{"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 256, "hidden_size": 64,
+"intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": true, "clip_qkv": null,
+"decoder_sparse_step": 2, "mlp_only_layers": [1], "use_sliding_window": true, "sliding_window": 32}"""
+
+
 def _read_model_config(folder: Path) -> None:
     fields = read_config(folder)
     read_architecture(fields)
@@ -108,7 +114,7 @@ TARGETS = (
     Target("yaml", (_TENANTS, b"a: [1, 2.5, {b: null}]\n"), lambda text, rng: read_yaml(text), (DocumentError,)),
     Target("settings_file", (_SETTINGS,),
            _in_folder(lambda folder: resolve({"config": str(folder / "file.toml")}), "file.toml"), (ConfigError,)),
-    Target("model_config", ((MODEL_DIR / "config.json").read_bytes(),),
+    Target("model_config", ((MODEL_DIR / "config.json").read_bytes(), _MIXTURE_CONFIG),
            _in_folder(_read_model_config, "config.json"), (ConfigError,), _JSON),
     Target("generation_config",
            (b'{"temperature": 0.7, "top_k": 20, "eos_token_id": [1, 2], "max_new_tokens": 9}',),

@@ -31,6 +31,16 @@ def draw_job(logits: str) -> Job:
     return Job("tiercel.engine.kernels.sampling", "draw_kernel", types | sizes, {"BLOCK": 4096}, num_warps=8)
 
 
+def experts_job(rows: int) -> Job:
+    names = ("addresses", "order", "block_experts", "block_starts", "block_ends")
+    types = dict.fromkeys(("x", "out"), "*bf16") | dict.fromkeys(names, "*i64")
+    sizes = dict.fromkeys(("per_row", "inputs", "outputs"), "i32")
+    constants = {"ROWS": rows, "COLUMNS": 64, "DEPTH": 64, "PRECISION": "tf32"}
+    aligned = ("x", "out", *names, "inputs", "outputs")
+    return Job("tiercel.engine.kernels.experts", "expert_product_kernel", types | sizes, constants, aligned=aligned)
+
+
+PRODUCTS = [experts_job(16), experts_job(64)]
 JOBS = [
     norm_job(has_residual=False),
     norm_job(has_residual=True),
@@ -78,3 +88,14 @@ def test_the_kernels_compile_and_need_little_shared_memory() -> None:
         assert f".entry {job.kernel}" in made.ptx
         assert ".target sm_90" in made.ptx
         assert made.shared_bytes <= 1024
+
+
+def test_products_of_experts_use_tensor_cores_and_spill_no_registers() -> None:
+    compiled = compile_for_hopper(PRODUCTS)
+    if compiled is None:
+        pytest.skip("this machine has no compiler for CUDA kernels")
+
+    for made in compiled:
+        assert "mma" in made.ptx
+        assert made.spilled_bytes == 0
+        assert made.shared_bytes <= 64 << 10

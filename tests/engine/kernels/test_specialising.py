@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction, native_specialize_impl
 
 from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
+from tiercel.engine.kernels.experts import GroupedExperts
 from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 from tiercel.engine.models.triton_ops import TritonOps
 from tiercel.engine.sampling import Sampler
@@ -108,3 +109,13 @@ def test_layers_compile_once_for_all_step_sizes(launches: Launches, head_dim: in
         "angles_kernel", "store_heads_kernel", "store_kernel", "partition_kernel", "decode_kernel", "merge_kernel",
         "prefill_kernel", "add_norm_kernel", "silu_mul_kernel",
     )  # fmt: skip
+
+
+def test_products_of_experts_compile_once_for_few_tokens_and_once_for_many(launches: Launches) -> None:
+    experts = GroupedExperts([torch.zeros(64, 48)] * 6, [torch.zeros(48, 32)] * 6)
+    for tokens in (1, 2, 3, 16, 31, 48, 49, 77, 200):
+        experts.forward(torch.zeros(tokens, 48), torch.zeros(tokens, 2, dtype=torch.int64))
+    launches.assert_one_each("expert_product_kernel", "silu_mul_kernel")
+    assert {constants for name, constants in launches.keys if name == "expert_product_kernel"} == {
+        (16, 64, 32, "ieee"), (64, 64, 32, "ieee")
+    }  # fmt: skip

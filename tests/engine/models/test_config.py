@@ -1,6 +1,7 @@
 """Reading config.json: accepted and rejected fields."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tiercel.engine.models.config import (
     read_config,
     refuse_foreign,
 )
+from tiercel.engine.models.mixture_config import MixtureConfig
 from tiercel.engine.models.rope import rope_frequencies
 from tiercel.errors import ConfigError
 
@@ -30,6 +32,9 @@ LLAMA: dict[str, object] = {
     "max_position_embeddings": 4096,
 }
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
+QWEN3_MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"]}
+MIXTRAL = LLAMA | {"architectures": ["MixtralForCausalLM"]}
+OLMOE = LLAMA | {"architectures": ["OlmoeForCausalLM"]}
 
 
 def parse(fields: dict[str, object]) -> DecoderConfig:
@@ -182,7 +187,7 @@ def test_a_wrong_value_is_refused_by_its_field(field: str, wrong: object) -> Non
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("architectures", ["MixtralForCausalLM"]),
+        ("architectures", ["Qwen2MoeForCausalLM"]),
         ("hidden_act", "relu"),
         ("rope_scaling", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}),
         ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
@@ -193,6 +198,81 @@ def test_models_that_only_the_native_decoder_lacks_use_transformers(field: str, 
     extra = {"rope_scaling": {"rope_type": "default"}} if field == "partial_rotary_factor" else {}
 
     assert is_native_refusal(refusal(LLAMA | extra | {field: value}))
+
+
+def mixture(fields: dict[str, object]) -> MixtureConfig:
+    found = parse(fields).mixture
+    assert found is not None
+    return found
+
+
+def test_missing_fields_of_mixtures_have_the_defaults_of_transformers() -> None:
+    qwen3, mixtral, olmoe = mixture(QWEN3_MOE), mixture(MIXTRAL), mixture(OLMOE)
+
+    assert (qwen3.experts, qwen3.per_token, qwen3.inner_size, qwen3.normalizes) == (128, 8, 768, False)
+    assert (mixtral.experts, mixtral.per_token, mixtral.inner_size, mixtral.normalizes) == (8, 2, 128, True)
+    assert (olmoe.experts, olmoe.per_token, olmoe.inner_size, olmoe.normalizes) == (64, 8, 128, False)
+    assert qwen3.layers == mixtral.layers == olmoe.layers == (True,) * 4
+    assert (parse(MIXTRAL).rope.theta, parse(MIXTRAL).rms_eps, parse(OLMOE).rms_eps) == (1e6, 1e-5, 1e-5)
+
+
+def test_fields_choose_the_layers_with_a_mixture() -> None:
+    assert mixture(QWEN3_MOE | {"decoder_sparse_step": 2}).layers == (False, True, False, True)
+    assert mixture(QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [1]}).layers == (False, False, False, True)
+    assert mixture(QWEN3_MOE | {"mlp_only_layers": None}).layers == (True,) * 4
+
+
+def test_windows_of_mixtures_are_those_of_transformers() -> None:
+    assert parse(MIXTRAL).windows == (None,) * 4
+    assert parse(MIXTRAL | {"sliding_window": 9}).windows == (9,) * 4
+    assert parse(QWEN3_MOE | {"sliding_window": 9}).windows == (None,) * 4
+    assert parse(QWEN3_MOE | {"sliding_window": 9, "use_sliding_window": True}).windows == (9,) * 4
+    assert parse(OLMOE | {"sliding_window": 9}).windows == (None,) * 4
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+def test_either_name_of_the_number_of_experts_counts(name: str) -> None:
+    assert [mixture(fields | {name: 11}).experts for fields in (QWEN3_MOE, MIXTRAL, OLMOE)] == [11, 11, 11]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [
+        ({"num_experts": 0}, "num_experts must be from 1 to 4,096"),
+        ({"num_experts": 2**31}, "num_experts must be from 1 to 4,096"),
+        ({"num_experts": 4, "num_local_experts": 5}, r"num_experts \(4\) and num_local_experts \(5\) differ"),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, r"num_experts_per_tok \(5\) must be at most .* \(4\)"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok must be from 1"),
+        ({"moe_intermediate_size": -1}, "moe_intermediate_size must be from 1"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob must be bool"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be from 1"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers must list numbers from 0 to 3"),
+        ({"mlp_only_layers": [4]}, "mlp_only_layers must list numbers from 0 to 3"),
+        ({"mlp_only_layers": [True]}, "mlp_only_layers must list numbers from 0 to 3"),
+    ],
+)
+def test_a_wrong_mixture_is_refused_by_its_field(wrong: dict[str, object], shown: str) -> None:
+    error = refusal(QWEN3_MOE | wrong)
+
+    assert re.search(shown, error.message), error.message
+    assert not is_native_refusal(error)
+
+
+def test_clipped_queries_are_left_to_transformers() -> None:
+    error = refusal(OLMOE | {"clip_qkv": 8.0})
+
+    assert "clip_qkv" in error.message
+    assert is_native_refusal(error)
+    assert parse(OLMOE | {"clip_qkv": None}).norms_whole_width
+
+
+def test_a_norm_over_all_heads_needs_heads_that_fill_the_hidden_size() -> None:
+    assert "head_dim (32) must be hidden_size (64)" in refusal(OLMOE | {"head_dim": 32}).message
+
+
+def test_the_text_of_a_dense_description_is_that_of_earlier_versions() -> None:
+    """It is a part of the fingerprint under which blocks are stored."""
+    assert repr(parse(LLAMA)).endswith("has_qk_norm=False, is_tied=False)")
 
 
 @pytest.mark.parametrize("names", [None, [], ["A", "B"], "LlamaForCausalLM", [3]])

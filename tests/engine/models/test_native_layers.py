@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conformance.models import NATIVE_FAMILIES, VOCAB_SIZE, Family, make_checkpoint
+from tests.conformance.models import DENSE_NATIVE_FAMILIES, VOCAB_SIZE, Family, make_checkpoint
 from tests.engine.native.classes import CLASSES, library_of
 from tests.seeds import fresh_seeds
 from tiercel.engine.attention.grouped import GroupedAttention
@@ -45,7 +45,7 @@ class SeparateOps(NativeOps):
         return
 
 
-@pytest.fixture(scope="module", params=NATIVE_FAMILIES)
+@pytest.fixture(scope="module", params=DENSE_NATIVE_FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkpoint with all biases, with norms of heads, or with a sliding window, by family."""
     family: Family = request.param

@@ -65,7 +65,11 @@ def refusal(folder: Path, fields: Mapping[str, object]) -> str:
         ("GptOssForCausalLM", {"head_dim": 16, "num_local_experts": 4, "sliding_window": 24}),  # sinks, experts
         ("CohereForCausalLM", {}),  # scaled logits
         ("GraniteForCausalLM", {"logits_scaling": 3.0}),
-        ("MixtralForCausalLM", {"num_local_experts": 4, "sliding_window": None}),
+        (
+            "Qwen2MoeForCausalLM",
+            {"num_experts": 4, "moe_intermediate_size": 32},
+        ),  # with an expert that all tokens share
+        ("OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.5}),
         ("OPTForCausalLM", {"ffn_dim": 128, "word_embed_proj_dim": 64}),  # its body is one level deeper
         ("GPTNeoXForCausalLM", {}),
         ("Olmo2ForCausalLM", {}),
