@@ -84,7 +84,7 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
     config = choose_native(fields, settings.model_impl)
     if config is None:
         products = without_kernels(products)
-    precision = choose_precision(settings.dtype, fields, products)
+    precision = choose_precision(settings.dtype, fields, products, settings.kv_cache_dtype)
     warning = precision_warning(settings.dtype, fields, products, precision)
     if config is None:
         return _transformers_facts(settings, folder, fields, precision, warning)

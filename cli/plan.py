@@ -59,9 +59,9 @@ def plan(given: dict[str, Any]) -> int:
     if flags.model is None and not flags.shape:
         raise ConfigError("plan.shape", "no model: give --model, or its shape from --parameters to --head-dim")
     if flags.model is None:
-        shape, limit = given_shape(flags.shape, flags.dtype), MAX_TOKENS
+        shape, limit = given_shape(flags.shape, flags.dtype, flags.kv_cache_dtype), MAX_TOKENS
     else:
-        shape, limit = folder_shape(flags.model, flags.shape, flags.dtype)
+        shape, limit = folder_shape(flags.model, flags.shape, flags.dtype, flags.kv_cache_dtype)
     _check_memory(shape, profile, flags.reserve)
     session = None if flags.ctx is None else _session(flags.ctx, flags)
     if session and session.context_tokens > limit:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Struct
 
 from tiercel.option import LENGTH, SIZE, Group, Option, read_length, read_size
+from tiercel.setting_values import read_cache_dtype
+from tiercel.settings import CacheDtype
 
 MAX_TOKENS = 10**9
 _MAX_PARAMETERS = 10**15
@@ -31,6 +33,9 @@ class PlanFlags(Struct, frozen=True, kw_only=True):
     model: Annotated[str | None, Option(_MODEL, "Model folder; or give its shape.", "FOLDER")] = None
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"], Option(_MODEL, "Type of weights and KV.", "TYPE")
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        CacheDtype, Option(_MODEL, "Type of KV; auto: see dtype.", "TYPE", read=read_cache_dtype)
     ] = "auto"
     reserve: Annotated[
         int,

@@ -13,7 +13,9 @@ from tiercel.cli.plan_flags import MAX_TOKENS
 from tiercel.config import resolve
 from tiercel.errors import ConfigError
 from tiercel.option import flag_name, show_written
+from tiercel.settings import CacheDtype
 from tiercel.simulation.sizing import DEVICES, DeviceProfile, ModelShape, WorkloadBucket
+from tiercel.tier import SCALES_BYTES
 from tiercel.units import parse_bytes
 
 MAX_BUCKETS = 10_000
@@ -52,7 +54,7 @@ def size(place: str, text: str) -> int:
 # Model
 
 
-def given_shape(given: Mapping[str, int], dtype: str) -> ModelShape:
+def given_shape(given: Mapping[str, int], dtype: str, cache_dtype: CacheDtype = "auto") -> ModelShape:
     """Return the shape of a model from flags; `given` holds the flags that were given, by name. Errors: ConfigError.
 
     Query heads are needed for the width of attention, unless the width itself is given.
@@ -73,10 +75,13 @@ def given_shape(given: Mapping[str, int], dtype: str) -> ModelShape:
         head_dim=given["head_dim"],
         attention_width=given.get("attention_width") or (heads or kv_heads) * given["head_dim"],
         itemsize=_ITEMSIZE_BY_DTYPE["bfloat16" if dtype == "auto" else dtype],
+        kv_head_bytes=0 if cache_dtype == "auto" else 2 * given["head_dim"] + SCALES_BYTES,
     )
 
 
-def folder_shape(model: str, given: Mapping[str, int], dtype: str) -> tuple[ModelShape, int]:
+def folder_shape(
+    model: str, given: Mapping[str, int], dtype: str, cache_dtype: CacheDtype = "auto"
+) -> tuple[ModelShape, int]:
     """Return the shape of a model folder as `tiercel serve` would load it, and the length of its context.
 
     Reads config.json only. `given` may override the active parameters and the width of attention. Errors: ConfigError.
@@ -85,7 +90,7 @@ def folder_shape(model: str, given: Mapping[str, int], dtype: str) -> tuple[Mode
     if foreign:
         raise ConfigError("plan.shape", f"{foreign[0]} and --model: give one of them; the folder defines the shape")
     asked = {} if dtype == "auto" else {"dtype": dtype}
-    resolved = resolve({"model": model, "load_format": "dummy", **asked})
+    resolved = resolve({"model": model, "load_format": "dummy", "kv_cache_dtype": cache_dtype, **asked})
     for line in resolved.warnings:
         warn(line)
     # lazy: they load torch, which takes seconds
@@ -98,12 +103,15 @@ def folder_shape(model: str, given: Mapping[str, int], dtype: str) -> tuple[Mode
         raise ConfigError(
             "plan.experts", f"{fields.source}: the model is a mixture of experts: give --active-parameters"
         )
-    kv = facts.kv
-    parameters = facts.weights_bytes // kv.itemsize
+    kv, itemsize = facts.kv, facts.precision.weights.itemsize
+    parameters = facts.weights_bytes // itemsize
     width = fields.count("num_attention_heads", kv.kv_heads) * kv.head_dim
     if "attention_width" in given:
         width = given["attention_width"]
-    shape = ModelShape(parameters, _active(given, parameters), kv.layers, kv.kv_heads, kv.head_dim, width, kv.itemsize)
+    shape = ModelShape(
+        *(parameters, _active(given, parameters), kv.layers, kv.kv_heads, kv.head_dim, width, itemsize),
+        kv_head_bytes=kv.width * kv.itemsize,
+    )
     return shape, facts.max_model_len
 
 

@@ -51,7 +51,8 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     attention_width: int  # query heads * head_dim
-    itemsize: int  # bytes of one weight and of one KV element
+    itemsize: int  # bytes of one weight
+    kv_head_bytes: int = 0  # of a token's key and value in one head; 0: numbers as wide as the weights
 
     @property
     def weights_bytes(self) -> int:
@@ -61,7 +62,7 @@ class ModelShape:
     @property
     def kv_token_bytes(self) -> int:
         """Bytes of the keys and values of one token in all layers."""
-        return self.layers * self.kv_heads * self.head_dim * 2 * self.itemsize
+        return self.layers * self.kv_heads * (self.kv_head_bytes or self.head_dim * 2 * self.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,11 @@ def read_dtype(value: object) -> object:
     return {"half": "float16", "float": "float32"}.get(value, value) if isinstance(value, str) else value
 
 
+def read_cache_dtype(value: object) -> object:
+    """Read a number type of KV; `fp8_e4m3` is another of vLLM's names."""
+    return "fp8" if value == "fp8_e4m3" else value
+
+
 def read_root_path(value: object) -> object:
     """Read a path prefix, without the slashes at its end."""
     return value.rstrip("/") if isinstance(value, str) else value

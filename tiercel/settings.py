@@ -32,6 +32,7 @@ from tiercel.process_settings import ProcessSettings
 from tiercel.response_settings import ResponseSettings
 from tiercel.setting_groups import GROUPS, LOG, MEMORY, MODEL, SCHEDULER, SERVER
 from tiercel.setting_values import (
+    read_cache_dtype,
     read_collector,
     read_dtype,
     read_model_length,
@@ -40,6 +41,7 @@ from tiercel.setting_values import (
 from tiercel.units import GIB, KIB, MIB
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+CacheDtype = Literal["auto", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ModelImpl = Literal["auto", "native", "transformers"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -70,6 +72,15 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
             read=read_dtype,
         ),
     ] = "auto"  # the checkpoint's
+    kv_cache_dtype: Annotated[
+        CacheDtype,
+        Option(
+            MODEL,
+            "Data type of KV: int8 or fp8 store 8 bits with a scale per token and head; auto: see dtype.",
+            "TYPE",
+            read=read_cache_dtype,
+        ),
+    ] = "auto"  # the type of the weights
     max_model_len: Annotated[
         int | None,
         Option(

@@ -7,28 +7,40 @@ from msgspec import Struct
 from tiercel.ids import BlockKey, SlotId
 
 
-class KVSpec(Struct, frozen=True, kw_only=True):
-    """The layout of a block: [layers, block_size, kv_heads, 2 * head_dim], keys in the first half of the last axis.
+SCALES_BYTES = 4
+"""Bytes of the two scales, of the key and of the value, that a token has in each head of an 8-bit cache."""
 
-    A slot of any tier holds exactly one block. The class's `repr` is part of the identity of memory and volumes that
-    outlive the engine: a change of its name or of a field replaces them.
+_ITEMSIZE_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
+
+
+class KVSpec(Struct, frozen=True, kw_only=True):
+    """The layout of a block: [layers, block_size, kv_heads, width], keys in the first half of the last axis.
+
+    The width is 2 * head_dim; in 8 bits, the scales follow the numbers of each layer: see `engine.forward.kv_cache`.
+    A slot of any tier holds exactly one block. The class's `repr` is part of the identity of memory, of volumes that
+    outlive the engine, and of the keys of blocks: a change of its name or of a field replaces them.
     """
 
     layers: int
     kv_heads: int
     head_dim: int
     block_size: int  # tokens
-    dtype: str  # float32 | bfloat16 | float16
+    dtype: str  # float32 | bfloat16 | float16 | int8 | float8_e4m3fn
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return 4 if self.dtype == "float32" else 2
+        return _ITEMSIZE_BY_DTYPE[self.dtype]
+
+    @property
+    def width(self) -> int:
+        """Elements of one token in one head: its key, its value, and in 8 bits the bytes of their scales."""
+        return 2 * self.head_dim + (SCALES_BYTES if self.itemsize == 1 else 0)
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's KV in all layers."""
-        return self.layers * self.kv_heads * 2 * self.head_dim * self.itemsize
+        return self.layers * self.kv_heads * self.width * self.itemsize
 
     @property
     def block_bytes(self) -> int:

@@ -88,7 +88,6 @@ HARMLESS: Final[dict[str, Harmless]] = {
     "api-server-count": _only("1", otherwise="there is one HTTP process"),
     "kv-offloading-backend": _only("native", otherwise="KV tiers are built in; see --kv-host-size"),
     "max-num-partial-prefills": _only("1", otherwise="the token budget limits them; see --max-num-batched-tokens"),
-    "kv-cache-dtype": _only("auto", otherwise="KV has the type of the weights; see --dtype"),
     "prefix-caching-hash-algo": _only("sha256", otherwise="blocks are keyed by SHA-256"),
     "tokenizer-mode": _only("auto", "hf", "fast", otherwise="the tokenizer is read from tokenizer.json"),
     "chat-template-content-format": _only(

@@ -16,7 +16,7 @@ class Attention(Protocol):
         """Write the new keys and values into the cache, then attend causally over it.
 
         Shapes:  query [T, heads, head_dim]; key, value [T, kv_heads, head_dim];
-                 kv [slots, block_size, kv_heads, 2 * head_dim], a strided view of one layer;
+                 kv [slots, block_size, kv_heads, width], a strided view of one layer;
                  returns [T, heads, head_dim].
         Effects: kv is written at the state's slots before it is read.
         Source:  PagedAttention (arXiv 2309.06180) section 4.
@@ -33,7 +33,7 @@ class PagedReader(Protocol):
     def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
         """Attend causally over the cache, which already holds the keys and values of this forward.
 
-        Shapes: query [T, heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], a strided view of one
+        Shapes: query [T, heads, head_dim]; kv [slots, block_size, kv_heads, width], a strided view of one
                 layer; returns [T, heads, head_dim].
         """
         ...

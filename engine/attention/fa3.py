@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tiercel.engine.attention.base import PagedReader
 from tiercel.engine.attention.cache_rows import write_rows
+from tiercel.engine.forward.kv_cache import is_quantized
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.errors import ConfigError
 
@@ -132,6 +133,8 @@ def _find_obstacle(query: Tensor, kv: Tensor, params: AttentionParams) -> str | 
     head_dim, block_size = query.shape[2], kv.shape[1]
     if params.sinks is not None:
         return "attention sinks"
+    if is_quantized(kv):
+        return "cache of 8 bits (--kv-cache-dtype)"
     if query.dtype not in (torch.bfloat16, torch.float16):
         return f"{str(query.dtype).removeprefix('torch.')}"
     if head_dim > _MAX_HEAD_DIM or head_dim % 8 != 0:

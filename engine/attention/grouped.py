@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiercel.engine.attention.cache_rows import gather_rows, write_rows
+from tiercel.engine.attention.cache_rows import gather_rows, read_blocks, write_rows
 from tiercel.engine.attention.sdpa import attend_by_scores, attend_sequence
+from tiercel.engine.forward.kv_cache import is_quantized
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 
 _SCRATCH_BYTES = 4 * 1024 * 1024  # of one group, unless a single sequence needs more
@@ -42,7 +43,7 @@ class GroupedAttention:
     def __init__(self) -> None:
         self._state: ForwardState | None = None
         self._groups_by_window: dict[int | None, tuple[LengthGroup, ...]] = {}
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
@@ -61,8 +62,7 @@ class GroupedAttention:
                 start, end = state.query_starts[index], state.query_starts[index + 1]
                 if end - start == 1:
                     continue
-                keys, values = gather_rows(kv, state.block_tables[index], context)
-                keys, values = keys.to(query.dtype), values.to(query.dtype)
+                keys, values = gather_rows(kv, state.block_tables[index], context, query.dtype)
                 out[start:end] = attend_sequence(query[start:end], keys, values, params)
         return out
 
@@ -70,10 +70,16 @@ class GroupedAttention:
         kv_heads, width = kv.shape[2:]
         sequences, heads, head_dim = query.shape
         gathered = self._borrow(kv, group.slots.numel())
-        torch.index_select(kv.view(kv.shape[0], -1), 0, group.slots, out=gathered)
-        gathered.view(-1, kv_heads * width).index_fill_(0, group.unseen, 0)  # stale rows may hold NaN
-        rows = gathered.view(sequences, -1, kv_heads, width).transpose(1, 2).to(query.dtype)
-        keys, values = rows[..., :head_dim], rows[..., head_dim:]
+        torch.index_select(kv.view(torch.uint8).view(kv.shape[0], -1), 0, group.slots, out=gathered)
+        blocks = gathered.view(kv.dtype).view(-1, *kv.shape[1:])
+        # Stale rows may hold NaN, so those that no query sees are zeroed.
+        if is_quantized(kv):
+            parts = tuple(part.index_fill_(0, group.unseen, 0) for part in read_blocks(blocks, query.dtype))
+            keys, values = (part.view(sequences, -1, kv_heads, head_dim).transpose(1, 2) for part in parts)
+        else:
+            blocks.view(-1, kv_heads * width).index_fill_(0, group.unseen, 0)
+            rows = blocks.view(sequences, -1, kv_heads, width).transpose(1, 2).to(query.dtype)
+            keys, values = rows[..., :head_dim], rows[..., head_dim:]
         queries = query.view(sequences, kv_heads, heads // kv_heads, head_dim)
         if params.softcap is None and params.sinks is None:
             out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask, scale=params.scale)
@@ -83,11 +89,14 @@ class GroupedAttention:
         return out.reshape(sequences, heads, head_dim)
 
     def _borrow(self, kv: Tensor, blocks: int) -> Tensor:
-        """Return scratch memory for `blocks` blocks, which the next group overwrites. It grows as needed."""
-        count = blocks * kv[0].numel()
-        if self._scratch.numel() < count or self._scratch.dtype != kv.dtype or self._scratch.device != kv.device:
+        """Return scratch memory for `blocks` blocks, which the next group overwrites. It grows as needed.
+
+        Shapes: returns [blocks, bytes of a block] uint8.
+        """
+        count = blocks * kv[0].numel() * kv.element_size()
+        if self._scratch.numel() < count or self._scratch.device != kv.device:
             with torch.inference_mode(False):  # an inference tensor could only be written in inference mode
-                self._scratch = torch.empty(count, dtype=kv.dtype, device=kv.device)
+                self._scratch = torch.empty(count, dtype=torch.uint8, device=kv.device)
         return self._scratch[:count].view(blocks, -1)
 
     def _groups(self, kv: Tensor, state: ForwardState, window: int | None) -> tuple[LengthGroup, ...]:

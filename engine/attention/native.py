@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from tiercel.engine.attention.cache_rows import write_rows
+from tiercel.engine.forward.kv_cache import head_dim_of, width_of
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.native.library import NativeLibrary
-from tiercel.engine.native.table import TYPE_BY_DTYPE, AttentionLayer, AttentionStep
+from tiercel.engine.native.table import CACHE_TYPE_BY_DTYPE, TYPE_BY_DTYPE, AttentionLayer, AttentionStep
 
 _MAX_LAYERS = 256  # kinds of layers that are remembered; a model has one or two
 
@@ -38,7 +39,8 @@ class NativeAttention:
     The result of a token depends on its own query, keys and values alone: it is the same, bit for bit, alone and in a
     batch, in a slice of any length, and with any number of threads. Products and softmax are computed in float32,
     except that on a processor with products of bfloat16, bfloat16 queries over a bfloat16 cache are multiplied by
-    them, with probabilities rounded to bfloat16.
+    them, with probabilities rounded to bfloat16. So it is with a cache of 8 bits, whose numbers bfloat16 holds exactly:
+    scores are multiplied by the scales of keys, and probabilities by those of values.
     """
 
     is_capturable = False
@@ -59,7 +61,7 @@ class NativeAttention:
         """See `PagedReader.read`. The tokens of `query` may be any distance apart; the rest of it must adjoin."""
         step = self.step_of(state)
         heads, head_dim = query.shape[1:]
-        if kv.shape[3] != 2 * head_dim:
+        if kv.shape[3] != width_of(head_dim, kv.dtype):
             raise ValueError(f"query {tuple(query.shape)} does not fit kv {tuple(kv.shape)}")
         if query.stride()[1:] != (head_dim, 1):
             query = query.contiguous()
@@ -108,16 +110,17 @@ def describe_layer(
     Errors: ValueError if the rows of a block do not adjoin, or the heads do not fit the cache.
     """
     _, block_size, kv_heads, width = kv.shape
+    head_dim = head_dim_of(kv)
     if kv.stride()[1:] != (kv_heads * width, width, 1):
         raise ValueError(f"kv has strides {kv.stride()}: the rows of a block must adjoin")
-    if heads % kv_heads or width % 4:
+    if heads % kv_heads or head_dim % 2:
         raise ValueError(f"{heads} query heads do not fit kv {tuple(kv.shape)}")
     return AttentionLayer(
         query_type=TYPE_BY_DTYPE[query_dtype],
-        kv_type=TYPE_BY_DTYPE[kv.dtype],
+        kv_type=CACHE_TYPE_BY_DTYPE[kv.dtype],
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=width // 2,
+        head_dim=head_dim,
         block_size=block_size,
         slot_stride=kv.stride(0),
         window=params.window or 0,

@@ -87,7 +87,6 @@ class SdpaAttention:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for index, context in enumerate(state.context_lengths):
             start, end = state.query_starts[index], state.query_starts[index + 1]
-            keys, values = gather_rows(kv, state.block_tables[index], context)
-            keys, values = keys.to(query.dtype), values.to(query.dtype)
+            keys, values = gather_rows(kv, state.block_tables[index], context, query.dtype)
             out[start:end] = attend_sequence(query[start:end], keys, values, params)
         return out

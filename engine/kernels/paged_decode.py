@@ -11,6 +11,7 @@ from torch import Tensor
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_partition import Partition
 from tiercel.engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
+from tiercel.engine.kernels.quantized_kv import CacheArrays
 from tiercel.engine.kernels.tiles import MAX_SHARES
 
 _MERGED_AT_ONCE = 4096  # values of the parts: 32 per thread
@@ -20,6 +21,7 @@ _MERGED_AT_ONCE = 4096  # values of the parts: 32 per thread
 def decode_kernel(
     query,
     kv,
+    scales,
     tables,
     query_starts,
     context_lengths,
@@ -37,6 +39,9 @@ def decode_kernel(
     slot_stride,
     row_stride,
     head_stride,
+    scale_slot_stride,
+    scale_row_stride,
+    scale_head_stride,
     window,
     scale,
     softcap,
@@ -50,6 +55,7 @@ def decode_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Compute one part of one sequence's context, for the GROUP heads of one key head.
 
@@ -90,11 +96,12 @@ def decode_kernel(
         total += tl.where(sees_sink, 1.0, 0.0)
     acc, peak, total = fold(
         acc, peak, total, queries, tl.full([ROWS], context - 1, dtype=tl.int32),
-        kv + kv_head * head_stride, tables + sequence.to(tl.int64) * table_stride,
+        kv + kv_head * head_stride, scales + kv_head * scale_head_stride,
+        tables + sequence.to(tl.int64) * table_stride,
         first_tile * KEYS, tl.minimum(end_tile * KEYS, context),
         first_seen(context - 1, window, HAS_WINDOW), context,
-        slot_stride, row_stride, window, scale, softcap,
-        HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, True, PRECISION,
+        slot_stride, row_stride, scale_slot_stride, scale_row_stride, window, scale, softcap,
+        HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, True, PRECISION, FORMAT,
     )  # fmt: skip
     found = acc / total[:, None]
     if is_whole:
@@ -166,7 +173,7 @@ def attend_singles(
 
     `partition` is the partition of this step and window, with at most MAX_SHARES shares.
 
-    Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], any stride of slots.
+    Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, width], any stride of slots.
     Cost:    one kernel that reads every visible key once; a second, small kernel that merges the parts; scratch memory
              of (S + shares) * heads * (head_dim + 1) floats.
     Effects: rows of `out` that belong to longer slices are not written. The launches depend on shapes only.
@@ -177,9 +184,11 @@ def attend_singles(
     part_values = torch.empty(room, heads, head_dim, dtype=torch.float32, device=query.device)
     part_peaks = torch.empty(room, heads, dtype=torch.float32, device=query.device)
     dims = max(16, triton.next_power_of_2(head_dim))
+    cache = CacheArrays.of(kv)
     decode_kernel[(kv_heads, room)](
         query,
-        kv,
+        cache.rows,
+        cache.scales,
         state.block_tables,
         state.device_query_starts,
         state.device_context_lengths,
@@ -194,9 +203,8 @@ def attend_singles(
         out.stride(0),
         out.stride(1),
         state.block_tables.stride(0),
-        kv.stride(0),
-        kv.stride(1),
-        kv.stride(2),
+        *cache.rows.stride()[:3],
+        *cache.scales.stride()[:3],
         params.window or 0,
         params.scale,
         params.softcap or 0.0,
@@ -210,6 +218,7 @@ def attend_singles(
         HAS_SOFTCAP=params.softcap is not None,
         HAS_SINKS=params.sinks is not None,
         PRECISION="ieee" if query.dtype.itemsize == 4 else "tf32",
+        FORMAT=cache.format,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

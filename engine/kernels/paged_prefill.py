@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
-from tiercel.engine.kernels.tiles import PREFILL_TILES, Tile, choose_tile
+from tiercel.engine.kernels.quantized_kv import WIDE, CacheArrays
+from tiercel.engine.kernels.tiles import PREFILL_TILES, Tile, choose_tile, with_room_to_widen
 
 
 @triton.jit
@@ -30,6 +31,7 @@ def _find_sequence(query_starts, sequences, tile, TOKENS: tl.constexpr):
 def prefill_kernel(
     query,
     kv,
+    scales,
     tables,
     query_starts,
     context_lengths,
@@ -44,6 +46,9 @@ def prefill_kernel(
     slot_stride,
     row_stride,
     head_stride,
+    scale_slot_stride,
+    scale_row_stride,
+    scale_head_stride,
     window,
     scale,
     softcap,
@@ -59,6 +64,7 @@ def prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Compute TOKENS tokens of one sequence, for the GROUP heads of one key head."""
     # In reverse order: the last tiles of a sequence see most keys, and should not be the last to start.
@@ -96,6 +102,7 @@ def prefill_kernel(
 
     table = tables + sequence.to(tl.int64) * table_stride
     head = kv + kv_head * head_stride
+    head_scales = scales + kv_head * scale_head_stride
     lowest = first_seen(first_position, window, HAS_WINDOW)
     end = last_position + 1
     # Keys [inner, middle) are seen by every query of the tile; those before by some (a window), those after too.
@@ -106,19 +113,19 @@ def prefill_kernel(
         inner = tl.cdiv(first_seen(last_position, window, HAS_WINDOW), KEYS) * KEYS
         middle = tl.maximum(middle, inner)
         acc, peak, total = fold(
-            acc, peak, total, queries, positions, head, table, edge, tl.minimum(inner, end), lowest, end,
-            slot_stride, row_stride, window, scale, softcap,
-            HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, True, PRECISION,
+            acc, peak, total, queries, positions, head, head_scales, table, edge, tl.minimum(inner, end), lowest, end,
+            slot_stride, row_stride, scale_slot_stride, scale_row_stride, window, scale, softcap,
+            HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, True, PRECISION, FORMAT,
         )  # fmt: skip
     acc, peak, total = fold(
-        acc, peak, total, queries, positions, head, table, inner, middle, lowest, end,
-        slot_stride, row_stride, window, scale, softcap,
-        HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, False, PRECISION,
+        acc, peak, total, queries, positions, head, head_scales, table, inner, middle, lowest, end,
+        slot_stride, row_stride, scale_slot_stride, scale_row_stride, window, scale, softcap,
+        HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, False, PRECISION, FORMAT,
     )  # fmt: skip
     acc, peak, total = fold(
-        acc, peak, total, queries, positions, head, table, middle, end, lowest, end,
-        slot_stride, row_stride, window, scale, softcap,
-        HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, True, PRECISION,
+        acc, peak, total, queries, positions, head, head_scales, table, middle, end, lowest, end,
+        slot_stride, row_stride, scale_slot_stride, scale_row_stride, window, scale, softcap,
+        HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, True, PRECISION, FORMAT,
     )  # fmt: skip
 
     target = out + (at * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]
@@ -136,20 +143,23 @@ def attend_slices(
 ) -> None:
     """Compute causal attention of every slice of at least `least_length` tokens over its sequence's context.
 
-    Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], any stride of slots.
+    Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, width], any stride of slots.
     Cost:    one kernel of T / (tokens of a tile) + S tiles for every key head; a tile without tokens ends at once.
     Effects: rows of `out` that belong to shorter slices are not written.
     """
     tokens, heads, head_dim = query.shape
     kv_heads = kv.shape[2]
-    group = heads // kv_heads
-    tile = tile or choose_tile(PREFILL_TILES, head_dim, query.dtype)
+    group, cache = heads // kv_heads, CacheArrays.of(kv)
+    if tile is None:
+        tile = choose_tile(PREFILL_TILES, head_dim, query.dtype)
+        tile = with_room_to_widen(tile) if cache.format != WIDE.value else tile
     rows = max(tile.rows, triton.next_power_of_2(group))
     tile_tokens = rows // group
     sequences = state.num_sequences
     prefill_kernel[(tokens // tile_tokens + sequences, kv_heads)](
         query,
-        kv,
+        cache.rows,
+        cache.scales,
         state.block_tables,
         state.device_query_starts,
         state.device_context_lengths,
@@ -161,9 +171,8 @@ def attend_slices(
         out.stride(0),
         out.stride(1),
         state.block_tables.stride(0),
-        kv.stride(0),
-        kv.stride(1),
-        kv.stride(2),
+        *cache.rows.stride()[:3],
+        *cache.scales.stride()[:3],
         params.window or 0,
         params.scale,
         params.softcap or 0.0,
@@ -179,6 +188,7 @@ def attend_slices(
         HAS_SOFTCAP=params.softcap is not None,
         HAS_SINKS=params.sinks is not None,
         PRECISION="ieee" if query.dtype.itemsize == 4 else "tf32",
+        FORMAT=cache.format,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tiercel.engine.forward.kv_cache import head_dim_of
 from tiercel.engine.forward.state import ForwardState
+from tiercel.engine.kernels.quantized_kv import WIDE, CacheArrays, find_scale, magnitudes, narrow
 
 Norm = tuple[Tensor, float]
 """The weight [head_dim] of a root-mean-square norm and its epsilon."""
@@ -52,6 +54,17 @@ def _rotate(first, second, cos, sin):
     return rotated_first.to(dtype), rotated_second.to(dtype)
 
 
+@triton.jit
+def _store_halves(first, second, row, half, scale, mask, FORMAT: tl.constexpr):
+    """Round a vector to 8 bits, given as its two halves, and store it and its scale. Shapes: [1, HALF]."""
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    peak = tl.max(tl.maximum(magnitudes(first), magnitudes(second)), 1)[:, None]
+    unit, bits = find_scale(peak, FORMAT)
+    tl.store(row, narrow(first, unit, FORMAT), mask=mask)
+    tl.store(row + half, narrow(second, unit, FORMAT), mask=mask)
+    tl.store(scale + tl.zeros_like(peak), bits)
+
+
 @triton.jit(do_not_specialize_on_alignment=("slot_ids", "slot_offsets"))
 def store_heads_kernel(
     qkv,
@@ -61,6 +74,7 @@ def store_heads_kernel(
     sin,
     query,
     kv,
+    scales,
     slot_ids,
     slot_offsets,
     group,
@@ -70,9 +84,13 @@ def store_heads_kernel(
     slot_stride,
     row_stride,
     head_stride,
+    scale_slot_stride,
+    scale_row_stride,
+    scale_head_stride,
     HAS_NORMS: tl.constexpr,
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):  # one program per token and key head, with the query heads that share it
     token, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_heads = tl.num_programs(1)
@@ -104,12 +122,18 @@ def store_heads_kernel(
     first, second = _rotate(first, second, head_cos, head_sin)
     slot, offset = tl.load(slot_ids + token).to(tl.int64), tl.load(slot_offsets + token).to(tl.int64)
     row = kv + slot * slot_stride + offset * row_stride + kv_head.to(tl.int64) * head_stride + at[None, :]
-    tl.store(row, first, mask=in_key)
-    tl.store(row + half, second, mask=in_key)
-
     at_value = at_key + kv_heads * 2 * half
-    tl.store(row + 2 * half, tl.load(source + at_value, mask=in_key, other=0.0), mask=in_key)
-    tl.store(row + 3 * half, tl.load(source + at_value + half, mask=in_key, other=0.0), mask=in_key)
+    first_value = tl.load(source + at_value, mask=in_key, other=0.0)
+    second_value = tl.load(source + at_value + half, mask=in_key, other=0.0)
+    if FORMAT == WIDE:
+        tl.store(row, first, mask=in_key)
+        tl.store(row + half, second, mask=in_key)
+        tl.store(row + 2 * half, first_value, mask=in_key)
+        tl.store(row + 3 * half, second_value, mask=in_key)
+    else:
+        scale_row = scales + slot * scale_slot_stride + offset * scale_row_stride + kv_head * scale_head_stride
+        _store_halves(first, second, row, half, scale_row, in_key, FORMAT)
+        _store_halves(first_value, second_value, row + 2 * half, half, scale_row + 1, in_key, FORMAT)
 
 
 def position_angles(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -130,21 +154,21 @@ def store_heads(
     """Norm and rotate queries and keys, and write keys and values into the cache.
 
     Shapes:  qkv [T, (heads + 2 * kv_heads) * head_dim] contiguous, queries first; angles two [T, head_dim / 2];
-             kv [slots, block_size, kv_heads, 2 * head_dim], any strides of the first three;
+             kv [slots, block_size, kv_heads, width], any stride of slots;
              returns the queries [T, heads, head_dim], contiguous.
     Cost:    one kernel; everything is read and written once.
     Effects: kv is written at the state's slots; offsets are computed in 64 bits.
     """
-    kv_heads, head_dim = kv.shape[2], kv.shape[3] // 2
+    kv_heads, head_dim, cache = kv.shape[2], head_dim_of(kv), CacheArrays.of(kv)
     tokens, heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads
     group, half = heads // kv_heads, head_dim // 2
     (query_weight, query_eps), (key_weight, key_eps) = norms or ((qkv, 0.0), (qkv, 0.0))
     query = qkv.new_empty(tokens, heads, head_dim)
     group_block, half_block = triton.next_power_of_2(group), triton.next_power_of_2(half)
     store_heads_kernel[(tokens, kv_heads)](
-        *(qkv, query_weight, key_weight, *angles, query, kv, state.slot_ids, state.slot_offsets),
-        *(group, half, query_eps, key_eps, *kv.stride()[:3]),
-        *(norms is not None, group_block, half_block),
+        *(qkv, query_weight, key_weight, *angles, query, cache.rows, cache.scales, state.slot_ids, state.slot_offsets),
+        *(group, half, query_eps, key_eps, *cache.rows.stride()[:3], *cache.scales.stride()[:3]),
+        *(norms is not None, group_block, half_block, cache.format),
         num_warps=min(max(group_block * half_block // 256, 1), 8),
     )
     return query

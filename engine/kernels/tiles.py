@@ -4,7 +4,7 @@ They are chosen from the shared memory, the registers and the shapes of the tens
 measured. Other tiles can be passed to `engine.attention.triton.TritonAttention`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -46,6 +46,12 @@ def choose_tile(table: dict[tuple[int, int], Tile], head_dim: int, dtype: torch.
     """Return the tile for heads of this size; for larger heads than in the table, the smallest tile."""
     sizes = sorted(size for size, itemsize in table if itemsize == dtype.itemsize and size >= head_dim)
     return table[sizes[0], dtype.itemsize] if sizes else _SMALLEST
+
+
+def with_room_to_widen(tile: Tile) -> Tile:
+    """Return the tile for a prefill over a cache of 8 bits, whose widened numbers would not fit the registers of four
+    warps."""
+    return replace(tile, warps=max(tile.warps, 8))
 
 
 def choose_shares(kv_heads: int, processors: int) -> int:

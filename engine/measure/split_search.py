@@ -53,7 +53,7 @@ class SplitBench:
     def __init__(self, model: Model, spec: KVSpec, lane: Lane, now_s: Callable[[], float] = time.perf_counter) -> None:
         """`now_s`: the clock; `time.process_time` excludes other programs if only one thread computes."""
         slots = max(64, min(4096, _ARENA_BYTES // spec.block_bytes))
-        layout = (slots, spec.layers, spec.block_size, spec.kv_heads, 2 * spec.head_dim)
+        layout = (slots, spec.layers, spec.block_size, spec.kv_heads, spec.width)
         self.kv = torch.zeros(layout, dtype=model.precision.kv)
         self._longest = min(_LONGEST, model.max_model_len)
         self._block_size = spec.block_size

@@ -27,7 +27,7 @@ class Model(Protocol):
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
         """Return hidden states before the head, and write the KV of the tokens.
 
-        Shapes: tokens [T] int64; kv [slots, layers, block_size, kv_heads, 2 * head_dim]; returns [T, hidden].
+        Shapes: tokens [T] int64; kv [slots, layers, block_size, kv_heads, width]; returns [T, hidden].
         """
         ...
 

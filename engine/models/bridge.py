@@ -55,7 +55,7 @@ class Bridge:
     def enter(self, kv: Tensor, state: ForwardState) -> None:
         """Set the arena and the state of the next forward.
 
-        Shapes: kv [slots, layers, block_size, kv_heads, 2 * head_dim].
+        Shapes: kv [slots, layers, block_size, kv_heads, width].
         """
         self._forward = (kv, state)
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from tiercel.engine.attention.native import NativeAttention, describe_layer, sinks_of
+from tiercel.engine.forward.kv_cache import head_dim_of, is_quantized, split_cache
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.ops import Angles, LayerParts
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.linear import PackedLinear
-from tiercel.engine.native.table import TYPE_BY_DTYPE, HeadsPlan, LayersRun, LayerWeights
+from tiercel.engine.native.table import CACHE_TYPE_BY_DTYPE, TYPE_BY_DTYPE, HeadsPlan, LayersRun, LayerWeights
 
 _ALIGNMENT = 64  # numbers
 _MLP_ROWS = 512  # tokens whose wide activations are in memory at once: about 10 MB in a model of 0.5 B parameters
@@ -110,7 +111,7 @@ class NativeLayers:
         """Describe the attention of every layer for this cache, which following forwards may have, too."""
         self._kv, self._dtype, self._first_layer = kv, dtype, kv[:, 0]
         self._layer_bytes = kv.stride(1) * kv.element_size()
-        kv_heads, head_dim = kv.shape[3], kv.shape[4] // 2
+        kv_heads, head_dim = kv.shape[3], head_dim_of(kv)
         self._kv_width = kv_heads * head_dim
         heads = self._packed[0][0].outputs // head_dim - 2 * kv_heads
         for weights, layer, sinks in zip(self._weights, self._layers, self._sinks, strict=True):
@@ -145,10 +146,12 @@ def plan_heads(
     `shape` and `dtype`: of qkv. Shapes: kv: one layer of the arena.
     """
     tokens, width = shape
-    kv_heads, head_dim = kv.shape[2], kv.shape[3] // 2
+    _, block_size, kv_heads, _ = kv.shape
+    head_dim = head_dim_of(kv)
+    rows = split_cache(kv).rows if is_quantized(kv) else kv
     cos, sin = angles
     return HeadsPlan(
-        *(tokens, width // head_dim - 2 * kv_heads, kv_heads, head_dim, *kv.stride()[:3]),
+        *(tokens, width // head_dim - 2 * kv_heads, kv_heads, head_dim, *rows.stride()[:3]),
         *(cos.data_ptr(), sin.data_ptr(), state.slot_ids.data_ptr(), state.slot_offsets.data_ptr()),
-        *(TYPE_BY_DTYPE[dtype], TYPE_BY_DTYPE[kv.dtype]),
+        *(TYPE_BY_DTYPE[dtype], CACHE_TYPE_BY_DTYPE[kv.dtype], block_size * kv_heads * 2 * head_dim),
     )

@@ -97,7 +97,7 @@ class Ops(Protocol):
         """Norm queries and keys if the model does, rotate them, write keys and values to the cache, and attend.
 
         Shapes:  qkv [T, (heads + 2 * kv_heads) * head_dim], queries first; kv [slots, block_size, kv_heads,
-                 2 * head_dim], a strided view of one layer; returns [T, heads, head_dim].
+                 width], a strided view of one layer; returns [T, heads, head_dim].
         Effects: kv is written at the state's slots before it is read.
         """
         ...

@@ -8,12 +8,17 @@ import torch
 from tiercel.engine.models.config import ConfigFields, choose_dtype
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import CpuClass
-from tiercel.settings import Dtype
+from tiercel.settings import CacheDtype, Dtype
+
+_CACHE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The types of a model's numbers. Weights and KV are widened to the type of the activations where they are read."""
+    """The types of a model's numbers. Weights and KV are widened to the type of the activations where they are read.
+
+    KV in 8 bits has scales: see `engine.forward.kv_cache`.
+    """
 
     weights: torch.dtype  # of matrices and of the embedding; norms and biases have the type of the activations
     activations: torch.dtype
@@ -59,16 +64,24 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def choose_precision(asked: Dtype, fields: ConfigFields, products: CpuProducts | None) -> Precision:
+def choose_precision(
+    asked: Dtype, fields: ConfigFields, products: CpuProducts | None, cache: CacheDtype = "auto"
+) -> Precision:
     """Return the types of a model. `products`: None on a GPU, where everything has the type of the checkpoint.
 
+    `cache`: the type of KV; `auto` is that of the weights.
     A CPU computes in float32, unless it has instructions for the type of the checkpoint. Native kernels then read
     weights and KV in 16 bits; without them, `auto` keeps everything in float32, because torch's own products of 16-bit
     types are many times slower there.
 
     Errors: ConfigError; see `choose_dtype`.
     """
-    dtype = choose_dtype(asked, fields)
+    precision = _choose_wide_precision(choose_dtype(asked, fields), asked, products)
+    return precision if cache == "auto" else replace(precision, kv=_CACHE_DTYPES[cache])
+
+
+def _choose_wide_precision(dtype: torch.dtype, asked: Dtype, products: CpuProducts | None) -> Precision:
+    """Return the types of a model whose KV has the type of the weights. `dtype`: that of the checkpoint."""
     if products is None or dtype is torch.float32 or (dtype is torch.bfloat16 and products.has_bf16):
         return Precision.of(dtype)
     if products.widens:

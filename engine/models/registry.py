@@ -53,7 +53,7 @@ def load_model(
     is_dummy = settings.load_format == "dummy"
     if config is None:
         products = without_kernels(products)
-    precision = choose_precision(settings.dtype, fields, products)
+    precision = choose_precision(settings.dtype, fields, products, settings.kv_cache_dtype)
     if warning := precision_warning(settings.dtype, fields, products, precision):
         log.warning("dtype %s", warning)
     if config is None:
@@ -61,7 +61,7 @@ def load_model(
         from tiercel.engine.models.transformers_backend import load_transformers
 
         seed = settings.seed if is_dummy else None
-        return load_transformers(folder, fields, precision.weights, device, attention, progress, seed)
+        return load_transformers(folder, fields, precision, device, attention, progress, seed)
     model = Decoder(config, open_ops(device, attention, library), precision, device)
     model.fingerprint = _fill(model, config, settings, folder, progress)
     model.pack(library, prefers_native)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiercel.engine.attention.base import Attention
+from tiercel.engine.forward.kv_cache import head_dim_of
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.layers import RMSNorm, rms_norm
 from tiercel.engine.models.ops import Angles, ExpertParts, LayerParts
@@ -39,7 +40,7 @@ class TorchOps:
         params: AttentionParams,
     ) -> Tensor:
         """See `Ops.attend`."""
-        kv_heads, head_dim = kv.shape[2], kv.shape[3] // 2
+        kv_heads, head_dim = kv.shape[2], head_dim_of(kv)
         heads = qkv.view(qkv.shape[0], -1, head_dim)
         query, key, value = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
         if norms is not None:

@@ -76,10 +76,11 @@ class TransformersModel:
         vocab_size: int,
         max_model_len: int,
         fingerprint: bytes,
+        kv: torch.dtype,
     ) -> None:
         self.layers, self.kv_heads, self.head_dim = len(calls), calls[0].kv_heads, calls[0].head_dim
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
-        self.precision = Precision.of(model.dtype)
+        self.precision = Precision(weights=model.dtype, activations=model.dtype, kv=kv)
         self.fingerprint = fingerprint
         self.weights_bytes = sum(tensor.nbytes for tensor in _distinct_tensors(model).values())
         self._bridge = bridge
@@ -109,7 +110,7 @@ class TransformersModel:
 def load_transformers(
     folder: Path,
     fields: ConfigFields,
-    dtype: torch.dtype,
+    precision: Precision,
     device: torch.device,
     attention: Attention,
     progress: Progress | None,
@@ -117,11 +118,12 @@ def load_transformers(
 ) -> TransformersModel:
     """Build an architecture of transformers on paged attention, and check that it computes the same.
 
+    `precision`: weights and activations have one type.
     Effects: weights are read from the folder's safetensors, or drawn at random if `dummy_seed` is given.
     Errors:  ConfigError if the architecture is unknown, or cannot run on a paged, attention-only, causal cache.
     """
     config = _read_transformers_config(folder, fields)
-    bridge = Bridge(attention)
+    bridge, dtype = Bridge(attention), precision.weights
     bridge.register()
     with _quiet(), torch.no_grad():
         if dummy_seed is None:
@@ -130,16 +132,20 @@ def load_transformers(
             model = _draw_model(config, dtype, dummy_seed)
         if type(model).__name__ != read_architecture(fields):
             raise _refusal(fields, "architectures", f"{read_architecture(fields)} is no causal language model")
-        digest = ContentDigest(TransformersModel.impl, config.to_json_string(), str(dtype), f"dummy {dummy_seed}")
+        digest = ContentDigest(
+            *(TransformersModel.impl, config.to_json_string(), precision.identity, f"dummy {dummy_seed}")
+        )
         for name, tensor in _distinct_tensors(model).items():
             digest.add(name, tensor)
         nn.Module.to(model, device)
         model.eval().requires_grad_(False)
         bridge.attach(model)
-        return _prove(model, bridge, fields, digest.finish())
+        return _prove(model, bridge, fields, digest.finish(), precision.kv)
 
 
-def _prove(model: PreTrainedModel, bridge: Bridge, fields: ConfigFields, fingerprint: bytes) -> TransformersModel:
+def _prove(
+    model: PreTrainedModel, bridge: Bridge, fields: ConfigFields, fingerprint: bytes, kv: torch.dtype
+) -> TransformersModel:
     """Errors: ConfigError unless the architecture computes the same through the bridge as by itself."""
     max_model_len = _max_model_len(model.config, fields)
     prompts = probe_prompts(model.config.get_text_config().vocab_size, model.device)
@@ -147,7 +153,7 @@ def _prove(model: PreTrainedModel, bridge: Bridge, fields: ConfigFields, fingerp
         calls = _probe(model, bridge, fields)
         expected = own_logits(model, prompts)
         max_model_len = min(max_model_len, _unhonoured_window(model.config, calls))
-        paged = TransformersModel(model, bridge, calls, expected[0].shape[-1], max_model_len, fingerprint)
+        paged = TransformersModel(model, bridge, calls, expected[0].shape[-1], max_model_len, fingerprint, kv)
         check_paged_logits(paged, prompts, expected)
     return paged
 

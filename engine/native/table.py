@@ -10,7 +10,10 @@ ABI = 8
 """`kAbi` of src/kernels.h."""
 
 TYPE_BY_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""`Type` of src/kernels.h."""
+"""`Type` of src/kernels.h, for activations and weights."""
+
+CACHE_TYPE_BY_DTYPE = TYPE_BY_DTYPE | {torch.int8: 3, torch.float8_e4m3fn: 4}
+"""`Type` of src/kernels.h, for a cache."""
 
 
 class CpuClass(IntEnum):
@@ -30,6 +33,7 @@ class HeadsPlan(ctypes.Structure):
         *((name, c_int64) for name in ("slot_stride", "row_stride", "head_stride")),
         *((name, c_void_p) for name in ("cos", "sin", "slot_ids", "slot_offsets")),
         *((name, c_int) for name in ("type", "kv_type")),
+        ("scales", c_int64),
     )
 
 

@@ -13,13 +13,19 @@ from tiercel.kvcache.store.memory_file import layout_of, map_memory
 from tiercel.tier import KVSpec
 from tiercel.units import show_bytes
 
-_DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPE_BY_NAME = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+}
 
 
 class Arena:
     """The slots of one tier in memory. Slot 0 is the null block.
 
-    Shapes: kv [slots, layers, block_size, kv_heads, 2 * head_dim]; a slot is one contiguous extent.
+    Shapes: kv [slots, layers, block_size, kv_heads, width], see `KVSpec`; a slot is one contiguous extent.
     """
 
     def __init__(
@@ -61,7 +67,7 @@ def open_arena(
     Errors:  ConfigError if the machine has not enough memory.
     """
     slots = blocks + 1
-    shape = (slots, spec.layers, spec.block_size, spec.kv_heads, 2 * spec.head_dim)
+    shape = (slots, spec.layers, spec.block_size, spec.kv_heads, spec.width)
     dtype = _DTYPE_BY_NAME[spec.dtype]
     try:
         if device.type != "cpu":

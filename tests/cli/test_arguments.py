@@ -57,7 +57,6 @@ def test_harmless_flags_leave_the_line_with_a_warning_where_they_do_nothing(name
             "--kv-offloading-backend lmcache",
             "--kv-offloading-backend lmcache is not supported: KV tiers are built in; see --kv-host-size",
         ),
-        ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is not supported: KV has the type of the weights; see --dtype"),
         ("-q awq", "--quantization is not supported: quantised checkpoints are not served"),
     ],
 )

@@ -99,6 +99,13 @@ def test_a_16_bit_dtype_halves_weights_and_kv(folders: Path, capsys: Captured) -
     assert "per token 192 B" in checked(folders / "llama", "--dtype", "bfloat16", capsys=capsys)
 
 
+def test_kv_in_8_bits_is_counted_with_its_scales(folders: Path, capsys: Captured) -> None:
+    for name, implementation, cache in (("llama", 120, "int8"), ("gpt2", 2 * 4 * (2 * 8 + 4), "fp8")):
+        out = checked(folders / name, "--kv-cache-dtype", cache, capsys=capsys)
+        assert f"per token {implementation} B" in out
+        assert f"KV {'int8' if cache == 'int8' else 'float8_e4m3fn'}" in out
+
+
 def test_an_architecture_of_transformers_is_described_too(folders: Path, capsys: Captured) -> None:
     out = checked(folders / "gpt2", capsys=capsys)
     assert "implementation transformers" in out

@@ -157,6 +157,19 @@ def test_a_model_folder_gives_the_shape_that_serve_would_load(capsys: Captured) 
     assert (halved["kv_token_bytes"], halved["attention_width"]) == (192, 16)
 
 
+def test_kv_in_8_bits_has_a_byte_for_each_number_and_two_scales_a_head(capsys: Captured) -> None:
+    words = ("--device", "cpu", "--ctx", "256", "--model", model_folder(), "--kv-cache-dtype", "int8")
+    shape = planned(*words, capsys=capsys)["model"]
+    assert shape["kv_token_bytes"] == 3 * 2 * (2 * 8 + 4)
+    assert (shape["itemsize"], shape["weights_bytes"]) == (4, 4 * shape["parameters"])  # type: ignore[operator]
+
+    words = ("--device", "A100-80G", "--ctx", "50k", *YI_34B)
+    wide, narrow = (
+        planned(*words, "--kv-cache-dtype", kind, capsys=capsys)["model"]["kv_token_bytes"] for kind in ("auto", "fp8")
+    )
+    assert (wide, narrow) == (60 * 8 * 512, 60 * 8 * 260)
+
+
 def test_a_model_of_transformers_has_a_shape_too(capsys: Captured) -> None:
     Path("gpt2").mkdir()
     fields = {

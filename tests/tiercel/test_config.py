@@ -149,6 +149,7 @@ def test_sizes_of_the_tiers() -> None:
 
 def test_words_of_vllm_for_the_same_thing_are_understood() -> None:
     assert settings(dtype="half").engine.dtype == "float16"
+    assert settings(kv_cache_dtype="fp8_e4m3").engine.kv_cache_dtype == "fp8"
     assert settings(async_scheduling=False).engine.async_depth == 0
     assert settings(enforce_eager=True).engine.enforce_eager
     assert settings(override_generation_config='{"top_k": 5}').server.override_generation_config == {"top_k": 5.0}
@@ -202,6 +203,7 @@ def test_without_a_model_the_embedded_one_is_served(monkeypatch: pytest.MonkeyPa
         ),
         ({"port": "abc"}, "--port abc: expected a whole number, from 0 to 65,535"),
         ({"dtype": "int8"}, "--dtype int8: expected one of auto, float32, bfloat16, float16"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2: expected one of auto, int8, fp8"),
         ({"block_size": "12"}, "--block-size 12: expected a power of two from 1 to 256"),
         ({"block_size": "512"}, "--block-size 512: expected a power of two from 1 to 256"),
         ({"gpu_memory_utilization": "nan"}, "--gpu-memory-utilization nan: expected a number, from 0.01 to 1"),

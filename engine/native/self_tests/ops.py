@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from tiercel.engine.forward.kv_cache import width_of
 from tiercel.engine.native.self_tests.base import SelfTest
-from tiercel.engine.native.table import TYPE_BY_DTYPE, HeadsPlan, KernelTable
+from tiercel.engine.native.table import CACHE_TYPE_BY_DTYPE, TYPE_BY_DTYPE, HeadsPlan, KernelTable
 
 _EPS = 1e-5
 
@@ -38,16 +39,19 @@ def _run_store_heads(table: KernelTable) -> list[Tensor]:
     for dtype, kind in TYPE_BY_DTYPE.items():
         qkv = _draw(3, tokens, (heads + 2) * head_dim).to(dtype)
         weight = _draw(4, head_dim).to(dtype)
-        norm = weight.data_ptr() if kind else None
-        for kv_dtype, kv_kind in TYPE_BY_DTYPE.items():
+        for kv_dtype, kv_kind in CACHE_TYPE_BY_DTYPE.items():
+            # A norm differs in the order of its sum, and what differs by a bit may be rounded to another number of 8 bits.
+            norm = weight.data_ptr() if kind and kv_dtype.itemsize > 1 else None
             query = torch.empty(tokens, heads, head_dim, dtype=dtype)
-            kv = torch.zeros(3, block_size, 1, 2 * head_dim, dtype=kv_dtype)
+            kv = torch.zeros(3, block_size, 1, width_of(head_dim, kv_dtype), dtype=kv_dtype)
+            rows = 2 * head_dim
             plan = HeadsPlan(
-                *(tokens, heads, 1, head_dim, *kv.stride()[:3]),
+                *(tokens, heads, 1, head_dim, kv.stride(0), rows, rows),
                 *(cos.data_ptr(), sin.data_ptr(), slots.data_ptr(), offsets.data_ptr(), kind, kv_kind),
+                block_size * rows,
             )
             table.store_heads(plan, qkv.data_ptr(), norm, norm, _EPS, _EPS, query.data_ptr(), kv.data_ptr())
-            results += [query, kv]
+            results += [query, kv if kv_dtype.itemsize > 1 else kv.view(torch.uint8).float()]
     return results
 
 

@@ -20,6 +20,7 @@ struct RowState {
 // Where the keys of a thread's current tile and of its next tile lie.
 struct TileRows {
   const char* rows[2][kTileKeys];
+  const bf16* scales[2][kTileKeys];  // of the keys and values of all heads, if the cache has 8 bits
   int now;
   bool is_located;
   const char* zeros;  // a row of the cache for keys that must not be read
@@ -28,7 +29,8 @@ struct TileRows {
 struct TaskScratch {
   void* queries;                   // [rows, Math::Row of a query]
   uint32_t *keys, *values;         // packed tiles
-  float* widened;                  // [kTileKeys, head_dim], for fp16
+  float* widened;                  // [kTileKeys, head_dim], for fp16, and for keys of 8 bits that are transposed
+  float *key_scales, *value_scales;  // [kTileKeys] of a head, if the cache has 8 bits
   float* scores;                   // [8, kTileKeys]
   void* probabilities;             // [8, kTileKeys]
   RowState part, merged;
@@ -110,7 +112,7 @@ struct PagedAttention {
   TaskScratch borrow_scratch(int64_t rows) const {
     static thread_local Scratch memory;
     size_t size = 0;
-    size_t offsets[10];
+    size_t offsets[11];
     const auto place = [&](int index, int64_t bytes) {
       offsets[index] = size;
       size += (bytes + 127) / 64 * 64;  // a line more than needed, so that arrays do not share their sets
@@ -125,12 +127,15 @@ struct PagedAttention {
     place(7, rows * N * 4);
     place(8, rows * width * 4);
     place(9, rows * (width + 1) * 4);
+    place(10, 2 * kTileKeys * 4);
     char* at = (char*)borrow(memory, size);
     TaskScratch s;
     s.queries = at + offsets[0];
     s.keys = (uint32_t*)(at + offsets[1]);
     s.values = (uint32_t*)(at + offsets[2]);
     s.widened = (float*)(at + offsets[3]);
+    s.key_scales = (float*)(at + offsets[10]);
+    s.value_scales = s.key_scales + kTileKeys;
     s.scores = (float*)(at + offsets[4]);
     s.probabilities = at + offsets[5];
     s.part = {(float*)(at + offsets[6]), (float*)(at + offsets[7]), (float*)(at + offsets[8])};
@@ -147,23 +152,24 @@ struct PagedAttention {
     clear(s.merged, rows, 1);
     const int64_t last = (int64_t(task.part) + task.parts) * kPartKeys, to = position(task, task.tokens - 1) + 1;
     const int64_t end = last < to ? last : to;
-    if (!tile.is_located) locate(task, first_tile(task), tile.zeros, tile.rows[tile.now]);
+    if (!tile.is_located) locate(task, first_tile(task), tile.zeros, tile.rows[tile.now], tile.scales[tile.now]);
     tile.is_located = next != nullptr;
     bool is_begun = false;
     for (int64_t first = first_tile(task); first < end; first += kTileKeys) {
       if (!is_begun) clear(s.part, rows, N);
       is_begun = true;
       const char** following = tile.rows[tile.now ^ 1];
+      const bf16** following_scales = tile.scales[tile.now ^ 1];
       Ahead ahead = Ahead::of(following, 0, 0, 0);
       if (first + kTileKeys < end) {
         const int64_t left = end - first - kTileKeys;
-        locate(task, first + kTileKeys, tile.zeros, following);
+        locate(task, first + kTileKeys, tile.zeros, following, following_scales);
         ahead = Ahead::of(following, left < kTileKeys ? left : kTileKeys, task.head * head_bytes, task.heads * head_bytes);
       } else if (next != nullptr) {
-        locate(*next, first_tile(*next), tile.zeros, following);
+        locate(*next, first_tile(*next), tile.zeros, following, following_scales);
         ahead = Ahead::of(following, kTileKeys, next->head * head_bytes, next->heads * head_bytes);
       }
-      run_tile(task, first, end, tile.rows[tile.now], s, ahead);
+      run_tile(task, first, end, tile.rows[tile.now], tile.scales[tile.now], s, ahead);
       tile.now ^= 1;
       if ((first + kTileKeys) % kPartKeys == 0 || first + kTileKeys >= end) {
         finish_part(task, first / kPartKeys, partials, s);
@@ -227,24 +233,31 @@ struct PagedAttention {
   }
 
   // Fills in where the keys [first, first + kTileKeys) lie; a row of zeros for those that no query of the task sees.
-  void locate(const AttentionTask& task, int64_t first, const char* zeros, const char** rows) const {
+  void locate(const AttentionTask& task, int64_t first, const char* zeros, const char** rows, const bf16** scales) const {
     const int64_t from = first_key(layer, position(task, 0)), to = position(task, task.tokens - 1) + 1;
     const int64_t size = layer.block_size, token_size = layer.kv_heads * 2 * layer.head_dim;
     const int64_t* table = step.tables + task.sequence * step.table_stride;
     for (int64_t k = 0; k < kTileKeys;) {
       const int64_t key = first + k;
       if (key < from || key >= to) {
+        if constexpr (kIsQuantized<T>) scales[k] = (const bf16*)zeros;
         rows[k++] = zeros;
         continue;
       }
       const int64_t block = key / size, end = (block + 1) * size < to ? (block + 1) * size : to;
-      const T* row = kv + table[block] * layer.slot_stride + (key - block * size) * token_size;
+      const T* slot = kv + table[block] * layer.slot_stride;
+      const T* row = slot + (key - block * size) * token_size;
+      if constexpr (kIsQuantized<T>) {
+        const bf16* scale = (const bf16*)(slot + size * token_size) + (key - block * size) * layer.kv_heads * 2;
+        __builtin_prefetch(scale, 0, 2);
+        for (int64_t i = key, at = k; i < end && at < kTileKeys; i++, at++, scale += layer.kv_heads * 2) scales[at] = scale;
+      }
       for (int64_t i = key; i < end && k < kTileKeys; i++, k++, row += token_size) rows[k] = (const char*)row;
     }
   }
 
-  void run_tile(const AttentionTask& task, int64_t tile, int64_t end, const char* const* keys, TaskScratch& s,
-                Ahead& ahead) const {
+  void run_tile(const AttentionTask& task, int64_t tile, int64_t end, const char* const* keys, const bf16* const* scales,
+                TaskScratch& s, Ahead& ahead) const {
     const int64_t count = end - tile < kTileKeys ? end - tile : kTileKeys, head_rows = task.tokens * group;
     // Three fifths of the lines are fetched in the products, the others while packing.
     const int64_t lines = (ahead.left * ahead.bytes / task.heads + 63) / 64;
@@ -253,6 +266,7 @@ struct PagedAttention {
     const int64_t rest = lines - ahead.per_step * steps;
     const int64_t while_packing = rest > 0 ? (rest + 2 * kTileKeys / N - 1) / (2 * kTileKeys / N) : 0;
     for (int64_t head = 0; head < task.heads; head++) {
+      if constexpr (kIsQuantized<T>) read_scales(s, scales, task.head + head);
       pack(s, keys, (task.head + head) * head_bytes, count, ahead, while_packing);
       for (int64_t row = 0; row < head_rows;) {
         const int rows = next_block(head_rows - row);
@@ -273,9 +287,19 @@ struct PagedAttention {
     return steps;
   }
 
+  void read_scales(TaskScratch& s, const bf16* const* scales, int64_t head) const {
+    for (int64_t k = 0; k < kTileKeys; k++) {
+      s.key_scales[k] = to_float(scales[k][head * 2]);
+      s.value_scales[k] = to_float(scales[k][head * 2 + 1]);
+    }
+  }
+
   void pack(TaskScratch& s, const char* const* rows, int64_t offset, int64_t count, Ahead& ahead, int64_t lines) const {
     const int64_t value_offset = offset + layer.head_dim * int64_t(sizeof(T));
-    if constexpr (sizeof(T) == 2 && !Math::kHasPairs) {
+    if constexpr (kIsQuantized<T>) {
+      pack_quantized_keys(rows, offset, layer.head_dim, count, (uint32_t*)s.widened, s.keys, kv, ahead, lines);
+      pack_quantized_values(rows, value_offset, layer.head_dim, count, width, s.values, kv, ahead, lines);
+    } else if constexpr (sizeof(T) == 2 && !Math::kHasPairs) {
       const char* widened[kTileKeys];
       for (int64_t k = 0; k < (count + N - 1) / N * N; k++) {
         float* to = s.widened + k * layer.head_dim;
@@ -290,10 +314,11 @@ struct PagedAttention {
         widened[k] = (const char*)to;
       }
       pack_keys(widened, 0, key_words, count, s.keys, ahead, lines);
+      pack_values(rows, value_offset, layer.head_dim, count, width, s.values, kv, ahead, lines);
     } else {
       pack_keys(rows, offset, key_words, count, s.keys, ahead, lines);
+      pack_values(rows, value_offset, layer.head_dim, count, width, s.values, kv, ahead, lines);
     }
-    pack_values(rows, value_offset, layer.head_dim, count, width, s.values, kv, ahead, lines);
   }
 
   // Adds a tile of keys to `rows` rows: those from `row` on among the rows of their head, `index` among all rows of the task.
@@ -310,11 +335,15 @@ struct PagedAttention {
                    false, ahead);
     const Softness how = {layer.scale, layer.softcap};
     for (int r = 0; r < rows; r++) {
+      if constexpr (kIsQuantized<T>)
+        for (int64_t c = 0; c < columns; c += N)
+          store(s.scores + r * kTileKeys + c, load(s.scores + r * kTileKeys + c) * load(s.key_scales + c));
       const int64_t at = position(task, (row + r) / group);
       float scaling;
       float* maximum = s.part.maxima + index + r;
       *maximum = soften(s.scores + r * kTileKeys, columns, first_key(layer, at) - tile, at + 1 - tile, how, *maximum,
-                        s.part.sums + (index + r) * N, probabilities + r * kProbabilities, scaling);
+                        s.part.sums + (index + r) * N, kIsQuantized<T> ? s.value_scales : nullptr,
+                        probabilities + r * kProbabilities, scaling);
       if (scaling != 1.f) {
         float* outputs = s.part.outputs + (index + r) * width;
         for (int64_t i = 0; i < width; i += N) store(outputs + i, load(outputs + i) * splat(scaling));
@@ -349,18 +378,31 @@ struct PagedAttention {
   }
 };
 
+// Attention over a cache whose numbers bfloat16 holds exactly.
+template <class T>
+static void attend_in_pairs(const AttentionStep& step, const AttentionLayer& layer, const void* query, int64_t query_stride,
+                            const void* kv, void* out) {
+#if defined(__AVX512BF16__)
+  if (layer.query_type == kBfloat16) {
+    PagedAttention<DotMath, T>(step, layer, query, query_stride, kv, out).run();
+    return;
+  }
+#endif
+  PagedAttention<WideningMath, T>(step, layer, query, query_stride, kv, out).run();
+}
+
 static void attend(const AttentionStep* step, const AttentionLayer* layer, const void* query, int64_t query_stride,
                    const void* kv, void* out) {
   if (layer->kv_type == kFloat32) {
     PagedAttention<FloatMath, float>(*step, *layer, query, query_stride, kv, out).run();
   } else if (layer->kv_type == kFloat16) {
     PagedAttention<FloatMath, fp16>(*step, *layer, query, query_stride, kv, out).run();
-#if defined(__AVX512BF16__)
-  } else if (layer->query_type == kBfloat16) {
-    PagedAttention<DotMath, bf16>(*step, *layer, query, query_stride, kv, out).run();
-#endif
+  } else if (layer->kv_type == kInt8) {
+    attend_in_pairs<int8>(*step, *layer, query, query_stride, kv, out);
+  } else if (layer->kv_type == kFp8) {
+    attend_in_pairs<fp8>(*step, *layer, query, query_stride, kv, out);
   } else {
-    PagedAttention<WideningMath, bf16>(*step, *layer, query, query_stride, kv, out).run();
+    attend_in_pairs<bf16>(*step, *layer, query, query_stride, kv, out);
   }
 }
 

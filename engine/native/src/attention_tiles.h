@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "attention_simd.h"
+#include "quantized_kv.h"
 
 namespace tiercel::TIERCEL_CLASS {
 
@@ -195,6 +196,35 @@ TIERCEL_INLINE void pack_values(const char* const* rows, int64_t offset, int64_t
   }
 }
 
+// The same for keys and values of 8 bits. room: kTileKeys * size bytes.
+template <class T>
+TIERCEL_INLINE void pack_quantized_keys(const char* const* rows, int64_t offset, int64_t size, int64_t count, uint32_t* room,
+                                        uint32_t* out, const T* tag, Ahead& ahead, int64_t lines) {
+  const int64_t words = (size + 3) / 4;  // the last one may reach into the value
+  for (int64_t k = 0; k < count; k += F32::N) {
+    ahead.fetch(lines);
+    transpose_rows(rows + k, offset, words, room + k, kTileKeys);
+    for (int64_t w = 0; w < words; w++) {
+      const Words bytes = load_words(room + w * kTileKeys + k);
+      uint32_t* to = out + 2 * w * kTileKeys + k;
+      store_words(to, join_halves(widen_byte<0>(bytes, tag), widen_byte<1>(bytes, tag)));
+      if (4 * w + 2 < size) store_words(to + kTileKeys, join_halves(widen_byte<2>(bytes, tag), widen_byte<3>(bytes, tag)));
+    }
+  }
+}
+template <class T>
+TIERCEL_INLINE void pack_quantized_values(const char* const* rows, int64_t offset, int64_t size, int64_t count, int64_t width,
+                                          uint32_t* out, const T* tag, Ahead& ahead, int64_t lines) {
+  for (int64_t k = 0; k < count; k += 2) {
+    if (k % F32::N == 0) ahead.fetch(lines);
+    for (int64_t i = 0; i < width; i += F32::N) {
+      const F32 low = widen_lowest(load_bytes(rows[k] + offset + i, size - i), tag);
+      const F32 high = widen_lowest(load_bytes(rows[k + 1] + offset + i, size - i), tag);
+      store_words(out + k / 2 * width + i, join_halves(low, high));
+    }
+  }
+}
+
 // How scores become probabilities, the same for all rows of a layer.
 struct Softness {
   float scale, softcap;  // softcap 0: none
@@ -214,10 +244,11 @@ TIERCEL_INLINE void put_probabilities(uint32_t* row, int64_t column, F32 p) { st
 
 // Turns one row of scores into exp(score - maximum), exactly to about 2e-7 where probabilities are floats. Keys outside
 // [from, to) get 0. Returns the new maximum of the row, adds the vector of the probabilities' sums to `sums` after it was
-// scaled to the new maximum, and puts the factor for earlier results into `scaling`.
+// scaled to the new maximum, and puts the factor for earlier results into `scaling`. value_scales: null, or by which the
+// probabilities are multiplied behind their sum.
 template <class Row>
 TIERCEL_INLINE float soften(float* scores, int64_t columns, int64_t from, int64_t to, Softness how, float before, float* sums,
-                            Row* probabilities, float& scaling) {
+                            const float* value_scales, Row* probabilities, float& scaling) {
   constexpr int N = F32::N;
   constexpr float kLog2E = 1.44269504f;
   F32 most = splat(-INFINITY);
@@ -245,7 +276,7 @@ TIERCEL_INLINE float soften(float* scores, int64_t columns, int64_t from, int64_
     x = kIsExact<Row> ? fma(x, scale, splat(-after)) * splat(kLog2E) : fma(x, factor, splat(-after * kLog2E));
     const F32 p = exp2_below<kIsExact<Row>>(x);
     sum = sum + p;
-    put_probabilities(probabilities, c, p);
+    put_probabilities(probabilities, c, value_scales == nullptr ? p : p * load(value_scales + c));
   }
   store(sums, sum);
   return after;

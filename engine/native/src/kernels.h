@@ -10,7 +10,7 @@ namespace tiercel {
 constexpr int kAbi = 8;
 
 // How numbers are stored; computing is in float32 unless a kernel says otherwise.
-enum Type : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+enum Type : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kFp8 = 4 };  // the last two: of a cache alone
 
 // The parts of `store_heads` that are the same in every layer of a forward. Strides count elements.
 struct HeadsPlan {
@@ -19,6 +19,7 @@ struct HeadsPlan {
   const float *cos, *sin;                        // [tokens, head_dim / 2]
   const int64_t *slot_ids, *slot_offsets;        // [tokens]
   int type, kv_type;                             // of activations and of the cache
+  int64_t scales;                                // from a slot to its scales, if the cache has 8 bits; see quantized_kv.h
 };
 
 // The sequences of a step; `ForwardState` in engine/forward/state.py describes the arrays.
@@ -34,7 +35,8 @@ struct AttentionStep {
 struct AttentionLayer {
   int64_t query_type, kv_type;  // Type
   int64_t heads, kv_heads, head_dim, block_size;
-  int64_t slot_stride;  // of kv [slots, block_size, kv_heads, 2 * head_dim]; the other dimensions adjoin
+  int64_t slot_stride;  // of kv [slots, block_size, kv_heads, 2 * head_dim]; the other dimensions adjoin. In 8 bits the
+                        // scales [block_size, kv_heads, 2] of a slot follow its numbers; see quantized_kv.h
   int64_t window;       // a query sees itself and the window - 1 keys before it; 0: all keys before it
   const float* sinks;   // [heads], an additional logit per head in the denominator; may be null
   float scale, softcap;  // softcap 0: none

@@ -3,7 +3,9 @@
 #pragma once
 #include <cmath>
 
+#include "attention_plan.h"
 #include "parallel.h"
+#include "quantized_kv.h"
 
 namespace tiercel::TIERCEL_CLASS {
 
@@ -61,13 +63,26 @@ static void convert_head(const T* head, Out* out, int64_t size) {
   if (i < size) store_first(out + i, load_first(head + i, int(size - i)), int(size - i));
 }
 
+// Rotates a key, and stores it and its value in 8 bits. scales: that of the key, then that of the value.
+template <class T, class K>
+static void store_quantized(const HeadsPlan& p, const T* key, const T* value, const T* weight, float eps, const float* cos,
+                            const float* sin, K* row, bf16* scales) {
+  static thread_local Scratch memory;
+  const int64_t size = p.head_dim;
+  float* wide = (float*)borrow(memory, size * sizeof(float));
+  rotate_head(key, weight, eps, cos, sin, wide, size / 2);
+  scales[0] = quantize(wide, size, row);
+  convert_head(value, wide, size);
+  scales[1] = quantize(wide, size, row + size);
+}
+
 static void store_heads(const HeadsPlan* plan, const void* qkv, const void* query_weight, const void* key_weight,
                         float query_eps, float key_eps, void* query, void* kv) {
   const HeadsPlan p = *plan;
   const int64_t size = p.head_dim, half = size / 2, width = (p.heads + 2 * p.kv_heads) * size;
   with_type(p.type, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    with_type(p.kv_type, [&](auto* kv_tag) {
+    with_cache_type(p.kv_type, [&](auto* kv_tag) {
       using K = std::remove_pointer_t<decltype(kv_tag)>;
       parallel_for(p.tokens, grain_of(width, kHeadsGrain), [&](int64_t token) {
         const T* head = (const T*)qkv + token * width;
@@ -75,10 +90,16 @@ static void store_heads(const HeadsPlan* plan, const void* qkv, const void* quer
         T* target = (T*)query + token * p.heads * size;
         for (int64_t i = 0; i < p.heads; i++, head += size, target += size)
           rotate_head(head, (const T*)query_weight, query_eps, cos, sin, target, half);
-        K* row = (K*)kv + p.slot_ids[token] * p.slot_stride + p.slot_offsets[token] * p.row_stride;
-        for (int64_t i = 0; i < p.kv_heads; i++, head += size) {
-          rotate_head(head, (const T*)key_weight, key_eps, cos, sin, row + i * p.head_stride, half);
-          convert_head(head + p.kv_heads * size, row + i * p.head_stride + size, size);
+        K* slot = (K*)kv + p.slot_ids[token] * p.slot_stride;
+        K* row = slot + p.slot_offsets[token] * p.row_stride;
+        for (int64_t i = 0; i < p.kv_heads; i++, head += size, row += p.head_stride) {
+          if constexpr (kIsQuantized<K>) {
+            bf16* scales = (bf16*)(slot + p.scales) + (p.slot_offsets[token] * p.kv_heads + i) * 2;
+            store_quantized(p, head, head + p.kv_heads * size, (const T*)key_weight, key_eps, cos, sin, row, scales);
+          } else {
+            rotate_head(head, (const T*)key_weight, key_eps, cos, sin, row, half);
+            convert_head(head + p.kv_heads * size, row + size, size);
+          }
         }
       });
     });

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from tiercel.engine.attention.base import Attention
+from tiercel.engine.attention.cache_rows import write_rows
 from tiercel.engine.attention.triton import TritonAttention
+from tiercel.engine.forward.kv_cache import LIMIT_BY_DTYPE, dequantize, quantize, width_of
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.tiles import Tile
 
@@ -21,10 +23,17 @@ def open_triton() -> TritonAttention:
     return TritonAttention(4, Tile(rows=64, keys=32, warps=4, stages=2), Tile(rows=16, keys=32, warps=4, stages=2))
 
 
+def open_arena(slots: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """Return an arena without tokens: all NaN, in 8 bits with scales that are NaN."""
+    shape = (slots, LAYERS, block_size, kv_heads, width_of(head_dim, dtype))
+    return torch.full((*shape, dtype.itemsize), 0xFF, dtype=torch.uint8).view(dtype).squeeze(-1)
+
+
 class Scene:
     """A step of sequences with histories, in an arena of several layers; rows that were not written are NaN.
 
-    `pieces`: (tokens computed before, tokens of this step) of each sequence; no input is zero.
+    `pieces`: (tokens computed before, tokens of this step) of each sequence; no input is zero. `cache`: the type of the
+    cache, if it is not `dtype`; the histories are then what a reader of the cache finds.
     """
 
     def __init__(
@@ -37,7 +46,9 @@ class Scene:
         head_dim: int = 32,
         block_size: int = 16,
         device: torch.device = CPU,
+        cache: torch.dtype | None = None,
     ) -> None:
+        cache = cache or dtype
         draw = torch.Generator().manual_seed(seed)
         lengths = [start + length for start, length in pieces]
         blocks = max(-(-length // block_size) for length in lengths)
@@ -45,19 +56,20 @@ class Scene:
         tables = order.view(len(pieces), blocks)
         for index, length in enumerate(lengths):
             tables[index, -(-length // block_size) :] = 0  # the null block
-        shape = (len(order) + 1, LAYERS, block_size, kv_heads, 2 * head_dim)
-        self.kv = torch.full(shape, float("nan"), dtype=dtype)[:, LAYER]
+        self.kv = open_arena(len(order) + 1, block_size, kv_heads, head_dim, cache)[:, LAYER]
         self.histories = [torch.randn(2, length, kv_heads, head_dim, generator=draw).to(dtype) for length in lengths]
         for (start, _), table, history in zip(pieces, tables, self.histories, strict=True):
-            for position in range(start):
-                row = history[:, position].transpose(0, 1).flatten(1)
-                self.kv[table[position // block_size], position % block_size] = row
+            if start:
+                state = ForwardState.of_slices(table[None], [0], [start], block_size)
+                write_rows(history[0, :start], history[1, :start], self.kv, state)
         tokens = sum(length for _, length in pieces)
         self.query = torch.randn(tokens, kv_heads * group, head_dim, generator=draw).to(dtype)
         self.key, self.value = torch.cat(
             [history[:, start:] for (start, _), history in zip(pieces, self.histories, strict=True)], dim=1
         )
         self.state = ForwardState.of_slices(tables, [start for start, _ in pieces], lengths, block_size)
+        if cache in LIMIT_BY_DTYPE:
+            self.histories = [dequantize(*quantize(history, cache), torch.float64) for history in self.histories]
         if device != CPU:
             self.kv = self.kv._base.to(device)[:, LAYER]  # the other layers stay beside this one
             self.query, self.key, self.value = self.query.to(device), self.key.to(device), self.value.to(device)

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from tests.engine.kernels.compiling import ROOT, Job, compile_for_hopper
+from tiercel.engine.kernels.quantized_kv import FP8, INT8
 from tiercel.engine.kernels.tiles import DECODE_TILES, MAX_SHARES, PREFILL_TILES
 
 _SHARED_BYTES = 227 * 1024  # of one program on a Hopper GPU
@@ -17,8 +19,9 @@ _GROUP, _BLOCK_SIZE = 4, 16
 _STRIDES = (
     *("query_token_stride", "query_head_stride", "out_token_stride", "out_head_stride"),
     *("slot_stride", "row_stride", "head_stride"),
+    *("scale_slot_stride", "scale_row_stride", "scale_head_stride"),
 )
-_POINTERS = ("query", "kv", "sinks", "out")
+_POINTERS = ("query", "kv", "scales", "sinks", "out")
 _PARTITION = ("parts", "part_starts", "divided")
 _TYPES = {
     **dict.fromkeys(_POINTERS, "*bf16"),
@@ -28,13 +31,23 @@ _TYPES = {
     **dict.fromkeys(("scale", "softcap"), "fp32"),
     "tables": "*i64",
 }
+_EIGHT_BITS = {"kv": "*i8", "scales": "*i16"}
+_UNALIGNED = {"scale_row_stride", "scale_head_stride"}  # of few heads, in 8 bits
 _ALIGNED = (*_STRIDES, *_POINTERS, *_PARTITION, "part_values", "part_peaks")
+
+
+def of_cache(job: Job, cache: int) -> Job:
+    """Return the kernel for a cache of a FORMAT: INT8 or FP8."""
+    aligned = tuple(name for name in job.aligned if name not in _UNALIGNED)
+    warps = max(job.num_warps, 8) if job.kernel == "prefill_kernel" else job.num_warps  # see `with_room_to_widen`
+    constants = job.constants | {"FORMAT": cache}
+    return replace(job, types=job.types | _EIGHT_BITS, constants=constants, num_warps=warps, aligned=aligned)
 
 
 def constants_of(head_dim: int, has_all: bool) -> dict[str, int | float | bool | str | None]:
     sizes = {"GROUP": _GROUP, "HEAD_DIM": head_dim, "DIMS": head_dim, "BLOCK_SIZE": _BLOCK_SIZE}
     features = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), has_all)
-    return sizes | features | {"PRECISION": "tf32"}
+    return sizes | features | {"PRECISION": "tf32", "FORMAT": 0}
 
 
 def prefill_job(head_dim: int, has_all: bool) -> Job:
@@ -65,10 +78,13 @@ def merge_job(head_dim: int) -> Job:
 
 def store_job(head_dim: int) -> Job:
     names = ("key_token_stride", "key_head_stride", "value_token_stride", "value_head_stride")
-    types = dict.fromkeys(("key", "value", "kv"), "*bf16") | dict.fromkeys(("slot_ids", "slot_offsets"), "*i64")
-    types |= dict.fromkeys((*names, "slot_stride", "row_stride", "head_stride"), "i32")
-    constants = {"KV_HEADS": 8, "HEAD_DIM": head_dim, "HEADS": 8, "DIMS": head_dim}
-    aligned = ("key", "value", "kv", *names, "slot_stride", "row_stride", "head_stride")
+    types = dict.fromkeys(("key", "value", "kv", "scales"), "*bf16") | dict.fromkeys(
+        ("slot_ids", "slot_offsets"), "*i64"
+    )
+    strides = _STRIDES[4:]
+    types |= dict.fromkeys((*names, *strides), "i32")
+    constants = {"KV_HEADS": 8, "HEAD_DIM": head_dim, "HEADS": 8, "DIMS": head_dim, "FORMAT": 0}
+    aligned = ("key", "value", "kv", "scales", *names, *strides)
     return Job("tiercel.engine.kernels.paged_store", "store_kernel", types, constants, aligned=aligned)
 
 
@@ -81,6 +97,11 @@ JOBS = [
     merge_job(128),
     merge_job(512),
     store_job(128),
+    *(
+        of_cache(job, cache)
+        for job in (prefill_job(64, False), prefill_job(128, False), decode_job(128, True), store_job(128))
+        for cache in (INT8.value, FP8.value)
+    ),
 ]
 
 
@@ -93,7 +114,7 @@ def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> N
     for job, made in zip(JOBS, compiled, strict=True):
         print(
             job.kernel,
-            {name: job.constants.get(name) for name in ("HEAD_DIM", "ROWS", "KEYS", "HAS_WINDOW")},
+            {name: job.constants.get(name) for name in ("HEAD_DIM", "ROWS", "KEYS", "HAS_WINDOW", "FORMAT")},
             f"registers={made.registers} shared={made.shared_bytes} spilled={made.spilled_bytes}",
         )
         assert made.spilled_bytes == 0

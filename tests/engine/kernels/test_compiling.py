@@ -3,14 +3,16 @@
 import pytest
 
 from tests.engine.kernels.compiling import Job, compile_for_hopper
+from tiercel.engine.kernels.quantized_kv import FP8, INT8
 
 _SIZES = {"size": "i32", "eps": "fp32"}
 _HEADS = {
-    **dict.fromkeys(("qkv", "query_weight", "key_weight", "cos", "sin", "query", "kv"), "*bf16"),
+    **dict.fromkeys(("qkv", "query_weight", "key_weight", "cos", "sin", "query", "kv", "scales"), "*bf16"),
     **dict.fromkeys(("slot_ids", "slot_offsets"), "*i64"),
-    **dict.fromkeys(("group", "half", "row_stride", "head_stride"), "i32"),
+    **dict.fromkeys(("group", "half", "row_stride", "head_stride", "scale_row_stride", "scale_head_stride"), "i32"),
     **dict.fromkeys(("query_eps", "key_eps"), "fp32"),
     "slot_stride": "i64",
+    "scale_slot_stride": "i64",
 }
 
 
@@ -20,9 +22,11 @@ def norm_job(has_residual: bool) -> Job:
     return Job("tiercel.engine.kernels.norm", "add_norm_kernel", types, constants, num_warps=8)
 
 
-def heads_job(has_norms: bool, group: int) -> Job:
-    constants = {"HAS_NORMS": has_norms, "GROUP": group, "HALF": 64}
-    return Job("tiercel.engine.kernels.rotary", "store_heads_kernel", _HEADS, constants, num_warps=1)
+def heads_job(has_norms: bool, group: int, cache: int = 0) -> Job:
+    """`cache`: FORMAT of the cache."""
+    constants = {"HAS_NORMS": has_norms, "GROUP": group, "HALF": 64, "FORMAT": cache}
+    types = _HEADS | ({"kv": "*i8", "scales": "*i16"} if cache else {})
+    return Job("tiercel.engine.kernels.rotary", "store_heads_kernel", types, constants, num_warps=1)
 
 
 def draw_job(logits: str) -> Job:
@@ -46,6 +50,8 @@ JOBS = [
     norm_job(has_residual=True),
     heads_job(has_norms=False, group=4),
     heads_job(has_norms=True, group=1),
+    heads_job(has_norms=False, group=4, cache=INT8.value),
+    heads_job(has_norms=False, group=4, cache=FP8.value),
     Job(
         "tiercel.engine.kernels.rotary",
         "angles_kernel",

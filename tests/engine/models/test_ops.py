@@ -52,7 +52,7 @@ class SdpaReader:
         out = torch.full_like(query, torch.nan)
         for index, context in enumerate(state.context_lengths):
             start, end = state.query_starts[index], state.query_starts[index + 1]
-            keys, values = gather_rows(kv, state.block_tables[index], context)
+            keys, values = gather_rows(kv, state.block_tables[index], context, query.dtype)
             out[start:end] = attend_sequence(query[start:end], keys, values, params)
         return out
 
