@@ -41,7 +41,7 @@ class PlanFlags(Struct, frozen=True, kw_only=True):
         int,
         Option(
             _MODEL,
-            "Memory for other uses than weights and KV.",
+            "Memory for neither weights nor KV.",
             "BYTES",
             read=read_size,
             expects=SIZE,

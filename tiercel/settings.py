@@ -79,6 +79,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
             "Data type of KV: int8 or fp8 store 8 bits with a scale per token and head; auto: see dtype.",
             "TYPE",
             read=read_cache_dtype,
+            is_rare=True,
         ),
     ] = "auto"  # the type of the weights
     max_model_len: Annotated[

@@ -6,7 +6,6 @@ from msgspec import Struct
 
 from tiercel.ids import BlockKey, SlotId
 
-
 SCALES_BYTES = 4
 """Bytes of the two scales, of the key and of the value, that a token has in each head of an 8-bit cache."""
 

@@ -1,8 +1,8 @@
 """The common part of the paged attention kernels: read rows of the cache and fold them into a running softmax.
 
 The cache is one layer of a block-first arena, kv [slots, block_size, kv_heads, 2 * head_dim] with any stride of slots.
-A row is the key of one token and one head, followed by the value. Offsets of slots are 64-bit. A cache of 8 bits also has
-scales: see `engine.kernels.quantized_kv`.
+A row is the key of one token and one head, followed by the value. Offsets of slots are 64-bit. A cache of 8 bits also
+has scales: see `engine.kernels.quantized_kv`.
 """
 
 import triton
@@ -121,9 +121,8 @@ def fold(
         weights = tl.exp2(scores * unit - new_peak[:, None])
         fade = tl.exp2(peak - new_peak)
         total = total * fade + tl.sum(weights, 1)
-        if FORMAT != WIDE:
-            if query.dtype != tl.float16:
-                weights = weights * value_scales[None, :]
+        if FORMAT != WIDE and query.dtype != tl.float16:
+            weights = weights * value_scales[None, :]
         acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision=PRECISION)
         peak = new_peak
     return acc, peak, total

@@ -25,8 +25,8 @@ _ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2 ** 23: adding it leaves the near
 class CacheArrays:
     """A layer's cache as kernels see it. Strides count elements.
 
-    Shapes: rows [slots, block_size, kv_heads, 2 * head_dim], in 8 bits as int8; scales [slots, block_size, kv_heads, 2],
-            the bits of bfloat16 as int16; without 8 bits they are the rows, which no kernel reads as scales.
+    Shapes: rows [slots, block_size, kv_heads, 2 * head_dim], in 8 bits as int8; scales [slots, block_size, kv_heads,
+            2], the bits of bfloat16 as int16; without 8 bits they are the rows, which no kernel reads as scales.
     """
 
     rows: Tensor

@@ -40,7 +40,7 @@ def _run_store_heads(table: KernelTable) -> list[Tensor]:
         qkv = _draw(3, tokens, (heads + 2) * head_dim).to(dtype)
         weight = _draw(4, head_dim).to(dtype)
         for kv_dtype, kv_kind in CACHE_TYPE_BY_DTYPE.items():
-            # A norm differs in the order of its sum, and what differs by a bit may be rounded to another number of 8 bits.
+            # A norm differs in the order of its sum, and a difference of a bit may be one of 8 bits' whole step.
             norm = weight.data_ptr() if kind and kv_dtype.itemsize > 1 else None
             query = torch.empty(tokens, heads, head_dim, dtype=dtype)
             kv = torch.zeros(3, block_size, 1, width_of(head_dim, kv_dtype), dtype=kv_dtype)

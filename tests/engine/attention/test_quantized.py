@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.forward.kv_cache import LIMIT_BY_DTYPE
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_store import store_rows
-from tiercel.engine.kernels.rotary import position_angles, store_heads
+from tiercel.engine.kernels.rotary import store_heads
 from tiercel.engine.models.config import RopeConfig
 from tiercel.engine.models.native_ops import NativeOps
 from tiercel.engine.models.rope import Rotary, rotate
@@ -217,7 +218,7 @@ def test_company_chunks_and_threads_change_no_bit(name: str, seed: int, cache: t
         table = scene.state.block_tables[sequence : sequence + 1]
         cuts = sorted({0, last - first, *(draw.randrange(last - first) for _ in range(3))})
         torch.set_num_threads(draw.choice([1, 2, 4]))
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in pairwise(cuts):
             before = context - (last - first)
             state = ForwardState.of_slices(table, [before + start], [before + end], scene.kv.shape[1])
 
