@@ -83,7 +83,10 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
 def _speeds(
     facts: "ModelFacts", capacity: Capacity, rates: "MachineRates", threads: int, max_streams: int
 ) -> Iterator[tuple[str, str]]:
-    work = DecodeWork(facts.step_weights_bytes, 2 * facts.step_weights, facts.kv.token_bytes)
+    work = DecodeWork(
+        *(facts.step_weights_bytes, 2 * facts.step_weights, facts.kv.token_bytes),
+        *(facts.expert_bytes, facts.skipped_share),
+    )
     context = min(_CONTEXT_TOKENS, capacity.max_model_len)
     most = min(max_streams, capacity.blocks * capacity.block_size // context)
     for streams in sorted({1, min(16, most), most} - {0}):
@@ -91,7 +94,9 @@ def _speeds(
         name = f"{streams:,} stream{'s' if streams > 1 else ''}"
         rate = f"{speed.tokens_per_s:,.{1 if speed.tokens_per_s < 100 else 0}f} tokens/s"
         yield name, f"about {rate}, bound by {speed.bound_by}"
-    yield "computed for", f"{context:,} tokens of context, {show_bytes(work.weights_bytes)} of weights in every step"
+    some = "" if not facts.expert_bytes else f"{show_bytes(int(work.read_bytes(1)))} with one stream to "
+    read = f"{some}{show_bytes(work.weights_bytes)} of weights"
+    yield "computed for", f"{context:,} tokens of context, {read} in {'a' if some else 'every'} step"
     yield (
         "measured now",
         f"{show_bytes(int(rates.read_bytes_per_s))}/s read, {rates.flops_per_s / 1e9:,.0f} GFLOP/s with {threads} "

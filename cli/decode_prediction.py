@@ -10,9 +10,15 @@ BoundBy = Literal["reading memory", "multiplying"]
 class DecodeWork:
     """The work of one decode step, apart from the number of its sequences."""
 
-    weights_bytes: int  # read once by every step: the embedding is not, unless the head shares it
+    weights_bytes: int  # read at most once by every step: the embedding is not, unless the head shares it
     flops_per_token: float  # 2 for each weight that a token is multiplied by
     kv_token_bytes: int
+    expert_bytes: int = 0  # of the weights: those of a mixture's experts
+    skipped_share: float = 0.0  # of the experts of a layer: those that one token does not choose
+
+    def read_bytes(self, streams: int) -> float:
+        """Return the weights that a step reads, as if every token chose its experts independently of the others."""
+        return self.weights_bytes - self.expert_bytes * self.skipped_share**streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ def predict_decode(
     A step takes as long as the slower of its two parts: reading the weights once and the KV of every sequence, or
     multiplying every token by the weights.
     """
-    read_s = (work.weights_bytes + streams * context_tokens * work.kv_token_bytes) / read_bytes_per_s
+    read_s = (work.read_bytes(streams) + streams * context_tokens * work.kv_token_bytes) / read_bytes_per_s
     multiply_s = streams * work.flops_per_token / flops_per_s
     return DecodePrediction(
         streams / max(read_s, multiply_s), "reading memory" if read_s >= multiply_s else "multiplying"

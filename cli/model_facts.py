@@ -38,9 +38,12 @@ class ModelFacts:
     max_model_len: int  # tokens
     vocab_size: int
     weights_bytes: int
-    step_weights_bytes: int  # read by every step: all but an embedding that the head does not share
+    step_weights_bytes: int  # read by a step at most: all but an embedding that the head does not share
     step_weights: int  # the number of weights that a token is multiplied by
     kv: KVSpec
+    expert_bytes: int = 0  # of the weights: those of a mixture's experts
+    expert_weights: int = 0  # their number
+    skipped_share: float = 0.0  # of the experts of a layer: those that one token does not choose
 
 
 class LoadedDevice:
@@ -93,6 +96,11 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
     if settings.load_format != "dummy":
         load_weights(dict(model.targets()), open_checkpoint(folder), _NoDigest(), None)
     unread = 0 if config.is_tied else config.vocab_size * config.hidden_size
+    mixture = config.mixture
+    skipped = 0.0 if mixture is None else 1 - mixture.per_token / mixture.experts
+    experts = [tensor for name, tensor in model.targets() if ".experts." in name]
+    expert_weights = sum(tensor.numel() for tensor in experts)
+    weights = sum(tensor.numel() for _, tensor in model.targets())
     return ModelFacts(
         architecture=config.architecture,
         impl=model.impl,
@@ -102,7 +110,10 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
         vocab_size=model.vocab_size,
         weights_bytes=model.weights_bytes,
         step_weights_bytes=model.weights_bytes - unread * precision.weights.itemsize,
-        step_weights=sum(tensor.numel() for _, tensor in model.targets()) - unread,
+        step_weights=weights - unread - round(skipped * expert_weights),
+        expert_bytes=sum(tensor.nbytes for tensor in experts),
+        expert_weights=expert_weights,
+        skipped_share=skipped,
         kv=KVSpec(
             layers=model.layers,
             kv_heads=model.kv_heads,

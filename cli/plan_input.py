@@ -99,7 +99,8 @@ def folder_shape(
 
     facts = read_model_facts(resolved.settings.engine)
     fields = read_config(Path(resolved.settings.engine.model))
-    if any(fields.has(name) for name in _EXPERTS) and "active_parameters" not in given:
+    is_unknown = any(fields.has(name) for name in _EXPERTS) and not facts.expert_weights
+    if is_unknown and "active_parameters" not in given:
         raise ConfigError(
             "plan.experts", f"{fields.source}: the model is a mixture of experts: give --active-parameters"
         )
@@ -108,8 +109,11 @@ def folder_shape(
     width = fields.count("num_attention_heads", kv.kv_heads) * kv.head_dim
     if "attention_width" in given:
         width = given["attention_width"]
+    active = parameters - round(facts.skipped_share * facts.expert_weights)
+    if "active_parameters" in given:
+        active = _active(given, parameters)
     shape = ModelShape(
-        *(parameters, _active(given, parameters), kv.layers, kv.kv_heads, kv.head_dim, width, itemsize),
+        *(parameters, active, kv.layers, kv.kv_heads, kv.head_dim, width, itemsize),
         kv_head_bytes=kv.width * kv.itemsize,
     )
     return shape, facts.max_model_len

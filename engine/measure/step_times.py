@@ -172,7 +172,8 @@ class TrialForward:
             return None
         starts = np.array(slices.starts, np.int64)
         tables = _scattered(len(starts), -(-int(starts.max() + 1) // block_size), self._like.shape[0])
-        batch = BatchInputs.of_decodes(starts, tables.numpy())
+        tokens = spread_tokens(len(starts), self._model.vocab_size)
+        batch = BatchInputs.of_decodes(starts, tables.numpy(), tokens.numpy())
         size = graphs.size_of(batch)
         if size is None:
             return None
@@ -192,10 +193,12 @@ class TrialForward:
         tables = _scattered(len(ends), -(-max(ends) // block_size), kv.shape[0])
         first = ForwardState.of_slices(tables.to(kv.device), slices.starts, ends, block_size, writes_null_block=True)
 
+        tokens = spread_tokens(sum(slices.lengths), model.vocab_size).to(kv.device)
+
         @torch.inference_mode()
         def forward() -> Tensor:
             state = replace(first)  # a new object, because backends cache the facts of a step by its state
-            hidden = model.forward(state.positions % model.vocab_size, kv, state)
+            hidden = model.forward(tokens, kv, state)
             return model.logits(hidden[state.device_query_starts[1:].long() - 1]).max(dim=-1).values
 
         return forward
@@ -234,6 +237,15 @@ def _open_arena(like: Tensor, slots: int) -> Tensor:
         return torch.zeros((slots, *like.shape[1:]), dtype=like.dtype, device=like.device)
     except RuntimeError:  # raised by torch if memory is short
         return like[:1]
+
+
+def spread_tokens(count: int, vocab_size: int) -> Tensor:
+    """Return tokens that differ as far as there are so many: equal ones would all choose the same experts.
+
+    A step of a mixture takes as long as it takes to read the distinct experts that its tokens choose.
+    Shapes: [count] int64.
+    """
+    return torch.arange(count) * 7919 % vocab_size  # prime to almost every size of a vocabulary
 
 
 def _scattered(rows: int, blocks: int, slots: int) -> Tensor:

@@ -73,12 +73,17 @@ class BatchInputs:
         return len(self.tokens) == len(self.slice_seqs) == len(self.sample_at)
 
     @classmethod
-    def of_decodes(cls, starts: NDArray[np.int64], block_tables: NDArray[np.int64]) -> "BatchInputs":
-        """Return decodes for measuring that write the null block. Shapes: starts [S]; block_tables [S, blocks]."""
+    def of_decodes(
+        cls, starts: NDArray[np.int64], block_tables: NDArray[np.int64], tokens: NDArray[np.int64]
+    ) -> "BatchInputs":
+        """Return decodes for measuring that write the null block.
+
+        Shapes: starts and tokens [S]; block_tables [S, blocks].
+        """
         count = len(starts)
         at, zeros = np.arange(count), np.zeros(count, np.int64)
         return cls(
-            tokens=zeros,
+            tokens=tokens,
             is_unknown=np.zeros(count, np.bool_),
             token_rows=at,
             token_positions=starts,

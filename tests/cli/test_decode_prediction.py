@@ -33,3 +33,14 @@ def test_half_the_bandwidth_halves_a_speed_that_is_bound_by_it() -> None:
     fast, slow = (predict_decode(HALF_BILLION, 1, 512, rate, MULTIPLY) for rate in (READ, READ / 2))
 
     assert slow.tokens_per_s == pytest.approx(fast.tokens_per_s / 2)
+
+
+def test_a_mixture_reads_the_experts_that_are_hit() -> None:
+    """Of 16 experts one token skips 14; two independent tokens skip a share of (14 / 16) ** 2."""
+    mixture = DecodeWork(1_000_000_000, 1e8, 0, expert_bytes=800_000_000, skipped_share=14 / 16)
+
+    assert mixture.read_bytes(1) == pytest.approx(200e6 + 800e6 * 2 / 16)
+    assert mixture.read_bytes(2) == pytest.approx(200e6 + 800e6 * (1 - (14 / 16) ** 2))
+    assert mixture.read_bytes(1000) == pytest.approx(1e9)
+    alone, two = (predict_decode(mixture, streams, 0, READ, 1e15).tokens_per_s for streams in (1, 2))
+    assert 1 < two / alone < 2

@@ -390,7 +390,16 @@ def test_an_invalid_model_folder_or_a_too_short_context_is_refused(capsys: Captu
     assert "num_hidden_layers" in refused(*words, wrong, capsys=capsys)
 
 
-def test_a_mixture_of_experts_must_state_its_active_parameters(capsys: Captured) -> None:
+def test_the_active_parameters_of_a_native_mixture_are_counted(capsys: Captured) -> None:
+    fields = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+    words = ("--device", "cpu", "--ctx", "256", "--model", model_folder(**fields))
+    model = planned(*words, capsys=capsys)["model"]
+    one_expert = 3 * int(LLAMA["hidden_size"]) * int(LLAMA["intermediate_size"])  # type: ignore[call-overload]
+    assert model["parameters"] - model["active_parameters"] == 6 * one_expert * LLAMA["num_hidden_layers"]
+    assert planned(*words, "--active-parameters", "5k", capsys=capsys)["model"]["active_parameters"] == 5000
+
+
+def test_another_mixture_of_experts_must_state_its_active_parameters(capsys: Captured) -> None:
     words = ("--device", "cpu", "--ctx", "256", "--model", model_folder(num_experts=8))
     assert "a mixture of experts: give --active-parameters" in refused(*words, capsys=capsys)
     assert planned(*words, "--active-parameters", "5k", capsys=capsys)["model"]["active_parameters"] == 5000

@@ -17,6 +17,7 @@ from tests.seeds import fresh_seeds
 from tiercel.engine.attention.native import NativeAttention
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.attention.triton import TritonAttention
+from tiercel.engine.measure.step_times import spread_tokens
 from tiercel.engine.models.config import NATIVE_FAMILIES, ConfigFields
 from tiercel.engine.models.mixture_config import MixtureConfig, parse_mixture
 from tiercel.engine.models.moe import MixtureMLP, choose_experts
@@ -219,3 +220,18 @@ def test_rounded_shares_matter_in_16_bits() -> None:
     rounded = choose_experts(logits, replace(twins.config, rounds_shares=True))[1]
 
     assert not torch.equal(rounded.float(), shares)
+
+
+def test_tokens_of_measured_steps_hit_as_many_experts_as_independent_tokens_would() -> None:
+    """The step times of a mixture depend on its distinct experts; equal tokens would hit those of one."""
+    experts, per_token, tokens, vocab_size = 32, 2, 16, 50_000
+    twins = Twins(experts=experts, per_token=per_token)
+    embedding = torch.randn(vocab_size, HIDDEN, generator=torch.Generator().manual_seed(5))
+
+    def hit(ids: Tensor) -> int:
+        logits = twins.theirs.get_submodule("gate")(embedding[ids])[0]
+        return len(choose_experts(logits, twins.config)[0].unique())
+
+    expected = experts * (1 - (1 - per_token / experts) ** tokens)
+    assert hit(spread_tokens(tokens, vocab_size)) == pytest.approx(expected, rel=0.25)
+    assert hit(torch.zeros(tokens, dtype=torch.int64)) == per_token
