@@ -26,7 +26,8 @@ struct QuantizedProduct {
   using Wide = typename Math::Wide;
   using Tile = QuantizedTile<X, Wide>;
   static constexpr bool kWidens = !std::is_same_v<Kind, IntegerQuantized>;
-  static constexpr bool kUsesTiles = kHasTiles && !kWidens;
+  static constexpr bool kUsesTiles = kHasTiles && std::is_same_v<X, bf16>;
+  static constexpr bool kUsesIntegerTiles = kHasTiles && !kWidens;
   static constexpr int64_t kStride = kPassInputs + 64 / sizeof(X);  // rows start in different cache sets
   static constexpr int kThin = kFewRows < Math::kRows ? kFewRows : Math::kRows;
 
@@ -42,15 +43,19 @@ struct QuantizedProduct {
   void run() const {
     const int64_t tiles = (rows + Math::kRows - 1) / Math::kRows;
     const int64_t blocks = (rows + kTurnRows - 1) / kTurnRows;
-    const bool is_thin = rows <= kThin;
+    const bool is_thin = !kUsesTiles && rows <= kThin;
     const int64_t most = claimed_panels(shape.panels, blocks, is_thin ? kGroupBytes / shape.panel_bytes : kClaimed);
     const int64_t claimed = most < kClaimed ? most : kClaimed;
     const int64_t claims = (shape.panels + claimed - 1) / claimed;
     parallel_for(claims * blocks, 1, [&](int64_t piece) {
       const int64_t first = piece / blocks * claimed, block = piece % blocks;
       const int64_t last = first + claimed < shape.panels ? first + claimed : shape.panels;
-      if constexpr (kUsesTiles) return this->run_tiles(first, last, block * rows / blocks, (block + 1) * rows / blocks);
-      if (is_thin) return run_thin(first, last);
+      if constexpr (kUsesIntegerTiles) {
+        return this->run_integer_tiles(first, last, block * rows / blocks, (block + 1) * rows / blocks);
+      }
+      if constexpr (!kUsesTiles) {
+        if (is_thin) return run_thin(first, last);
+      }
       run_piece(first, last, block * tiles / blocks, (block + 1) * tiles / blocks, tiles);
     });
   }
@@ -58,7 +63,9 @@ struct QuantizedProduct {
  private:
   template <class Values, int M>
   TIERCEL_INLINE void run_tile(int count, const Tile& tile) {
-    if constexpr (M > 0) {
+    if constexpr (kUsesTiles) {
+      Math::template run<Values>(count, tile);
+    } else if constexpr (M > 0) {
       if (count == M) {
         QuantizedLoop<Math, Values>::template run<M>(tile);
       } else {
@@ -90,6 +97,7 @@ struct QuantizedProduct {
     const int64_t inputs = shape.groups * shape.width;  // in whole chunks
     const bool is_whole = shape.groups == 1;            // one scale per output, applied to the sum over all inputs
     memset(sums, 0, (last - first) * count * kQuantizedPanel * 4);
+    start_tiles();
     for (int64_t k = 0; k < inputs; k += kPassInputs) {
       const int64_t width = inputs - k < kPassInputs ? inputs - k : kPassInputs;
       for (int64_t m = 0; m < count; m++) memcpy(kept + m * kStride, in.x + (begin + m) * in.stride + k, width * sizeof(X));
@@ -120,6 +128,7 @@ struct QuantizedProduct {
         }
       }
     }
+    end_tiles();
     for (int64_t panel = first; panel < last; panel++) {
       float* c = sums + (panel - first) * count * kQuantizedPanel;
       if (is_whole) scale_rows(c, panel, begin, count);
@@ -127,12 +136,23 @@ struct QuantizedProduct {
     }
   }
 
+  void start_tiles() const {
+#ifdef TIERCEL_TILES
+    if constexpr (kUsesTiles) configure_tiles(config_of(shape, sizeof(X), rows));
+#endif
+  }
+  void end_tiles() const {
+#ifdef TIERCEL_TILES
+    if constexpr (kUsesTiles) release_tiles();
+#endif
+  }
+
 #ifdef TIERCEL_TILES
   // Multiplies panels [first, last) by rows [begin, end).
-  void run_tiles(int64_t first, int64_t last, int64_t begin, int64_t end) const {
+  void run_integer_tiles(int64_t first, int64_t last, int64_t begin, int64_t end) const {
     alignas(64) float totals[(kTurnRows + 1) * kQuantizedPanel];
-    const IntegerTiles product{shape, in, layout.scale_type, rows};
-    configure_tiles(product.config());
+    const IntegerTiles product{shape, in, layout.scale_type};
+    configure_tiles(config_of(shape, sizeof(X), rows));
     for (int64_t panel = first; panel < last; panel++) {
       product.run(packed + panel * shape.panel_bytes, begin, end - begin, totals);
       store_rows(totals, panel, begin, end - begin);
@@ -177,7 +197,9 @@ template <class F>
 TIERCEL_INLINE void with_kind(const QuantizedLayout& layout, int type, F f) {
   with_type(type, [&](auto* tag) {
     if (layout.rounds_x) return f(IntegerQuantized{}, tag);
-#ifdef __AVX512BF16__
+#if defined(TIERCEL_TILES)
+    if constexpr (std::is_same_v<decltype(tag), bf16*>) return f(TileQuantized{}, tag);
+#elif defined(__AVX512BF16__)
     if constexpr (std::is_same_v<decltype(tag), bf16*>) return f(DotQuantized{}, tag);
 #endif
     f(WideQuantized{}, tag);

@@ -101,7 +101,7 @@ static void sum_groups(const QuantizedLayout& layout, const QuantizedInput<X>& i
 // Whether x cannot be read where it is.
 template <class X, class T>
 TIERCEL_INLINE bool copies_input(const QuantizedLayout& layout) {
-  return !std::is_same_v<X, T> || layout.order || layout.inputs % kChunk;
+  return !std::is_same_v<X, T> || layout.order || layout.inputs % (kHasTiles ? 64 : kChunk);
 }
 
 template <class X, class T>

@@ -24,7 +24,7 @@ constexpr bool kHasStarts = true;
 constexpr bool kHasStarts = false;
 #endif
 #ifdef TIERCEL_TILES
-constexpr bool kHasTiles = true;  // for x rounded to 8 bits
+constexpr bool kHasTiles = true;  // for x in bf16 or rounded to 8 bits
 #else
 constexpr bool kHasTiles = false;
 #endif
@@ -34,7 +34,7 @@ TIERCEL_INLINE int64_t round_up(int64_t count, int64_t unit) { return (count + u
 // The offsets in bytes that follow from a layout.
 struct PanelShape {
   int64_t groups, panels;
-  int64_t width;        // inputs of a group, rounded up to chunks, or to what a tile register has of them
+  int64_t width;        // inputs of a group, rounded up to chunks, or to what two tile registers have of them
   int64_t scale_bytes;  // of a row of scales
   bool has_offsets;
   int64_t starts;       // where a group has its starts
@@ -45,7 +45,7 @@ struct PanelShape {
   explicit PanelShape(const QuantizedLayout& layout)
       : groups(layout.inputs / layout.group),
         panels((layout.outputs + kQuantizedPanel - 1) / kQuantizedPanel),
-        width(round_up(layout.group, kHasTiles && layout.rounds_x && groups == 1 ? 64 : kChunk)),
+        width(round_up(layout.group, kHasTiles && groups == 1 ? 64 : kChunk)),
         scale_bytes(kQuantizedPanel * (layout.scale_type == kFloat32 ? 4 : 2)),
         has_offsets(layout.has_offsets),
         starts(scale_bytes * (layout.has_offsets ? 2 : 1)),
