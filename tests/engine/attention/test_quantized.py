@@ -51,6 +51,7 @@ def special_rows(tokens: int, heads: int, head_dim: int, dtype: torch.dtype, see
     return rows.to(dtype)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy in the interpreter: infinity minus infinity
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cache", CACHES, ids=NAMES)
 @pytest.mark.parametrize("seed", [0, *fresh_seeds(1)])
@@ -103,10 +104,11 @@ CPU_CLASSES = (CpuClass.PORTABLE, CpuClass.AVX2, CpuClass.AVX512)
 PLACINGS: dict[str, Placing] = {"triton": place_by_triton, **{one.name.lower(): place_by(one) for one in CPU_CLASSES}}
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy in the interpreter: infinity minus infinity
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cache", CACHES, ids=NAMES)
 @pytest.mark.parametrize("writer", PLACINGS)
-@pytest.mark.parametrize("seed", [0, 1, *fresh_seeds(1)])
+@pytest.mark.parametrize("seed", [0, 1, 1980757723, *fresh_seeds(1)])
 def test_rotated_heads_are_stored_with_the_bytes_of_the_reference(
     writer: str, cache: torch.dtype, dtype: torch.dtype, seed: int
 ) -> None:

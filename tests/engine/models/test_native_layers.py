@@ -11,8 +11,10 @@ from torch import Tensor
 from tests.conformance.models import DENSE_NATIVE_FAMILIES, VOCAB_SIZE, Family, make_checkpoint
 from tests.engine.native.classes import CLASSES, library_of
 from tests.seeds import fresh_seeds
+from tiercel.engine.attention.cache_rows import write_rows
 from tiercel.engine.attention.grouped import GroupedAttention
 from tiercel.engine.attention.native import NativeAttention
+from tiercel.engine.forward.kv_cache import LIMIT_BY_DTYPE, width_of
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.config import parse_decoder, read_config
 from tiercel.engine.models.decoder import Decoder
@@ -34,6 +36,8 @@ PRECISIONS = {
     "bf16": Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16),
     "bf16-fp32": Precision(torch.bfloat16, torch.float32, torch.bfloat16),
     "fp16-fp32": Precision(torch.float16, torch.float32, torch.float16),
+    "bf16-int8": Precision(torch.bfloat16, torch.bfloat16, torch.int8),
+    "bf16-fp32-fp8": Precision(torch.bfloat16, torch.float32, torch.float8_e4m3fn),
 }
 
 
@@ -61,6 +65,20 @@ def open_decoder(folder: Path, precision: Precision, ops: Ops, library: NativeLi
     return decoder
 
 
+def draw_cache(slots: int, decoder: Decoder, seed: int) -> Tensor:
+    """Return a cache full of random keys and values."""
+    kind, generator = decoder.precision.kv, torch.Generator().manual_seed(seed)
+    shape = (slots, decoder.layers, BLOCK, decoder.kv_heads, width_of(decoder.head_dim, kind))
+    if kind not in LIMIT_BY_DTYPE:
+        return torch.randn(shape, generator=generator).to(kind)
+    kv = torch.zeros(shape, dtype=kind)
+    whole = ForwardState.of_slices(torch.arange(slots)[None], [0], [slots * BLOCK], BLOCK)
+    for layer in range(decoder.layers):
+        key, value = torch.randn(2, slots * BLOCK, decoder.kv_heads, decoder.head_dim, generator=generator)
+        write_rows(key, value, kv[:, layer], whole)
+    return kv
+
+
 def compute(decoder: Decoder, cache: Tensor, starts: list[int], ends: list[int]) -> list[Tensor]:
     """Return logits and the cache after one forward of slices [start, end)."""
     blocks = max(-(-end // BLOCK) for end in ends)
@@ -83,10 +101,10 @@ def test_joined_layers_equal_single_operators(folder: Path, cpu_class: CpuClass,
         starts = [rng.randrange(40) for _ in range(4)]
         ends = [start + length for start, length in zip(starts, (1, rng.randrange(1, 30), 1, 5), strict=True)]
         slots = 1 + len(ends) * max(-(-end // BLOCK) for end in ends)
-        shape = (slots, joined.layers, BLOCK, joined.kv_heads, 2 * joined.head_dim)
-        cache = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(precision.kv)
+        cache = draw_cache(slots, joined, seed)
         got, expected = compute(joined, cache, starts, ends), compute(single, cache, starts, ends)
-        assert all(map(torch.equal, got, expected)), f"seed {seed}"
+        assert torch.equal(got[0], expected[0]), f"seed {seed}"
+        assert torch.equal(got[1].view(torch.uint8), expected[1].view(torch.uint8)), f"seed {seed}"
 
 
 def test_a_long_slice_goes_through_the_mlp_in_pieces(folder: Path) -> None:
@@ -208,7 +226,7 @@ def test_quantized_layers_are_joined_beside_those_of_16_bits(
     blocks = -(-tokens // BLOCK)
     state = ForwardState.of_slices(torch.arange(1, blocks + 1)[None], [0], [tokens], BLOCK)
     angles = ops.angles(Rotary(config.rope, config.head_dim, precision.activations, CPU), state.positions)
-    kv = torch.zeros(1 + blocks, config.layers, BLOCK, config.kv_heads, 2 * config.head_dim, dtype=precision.kv)
+    kv = draw_cache(1 + blocks, decoder, seed)
     x = torch.randn(tokens, config.hidden_size, generator=torch.Generator().manual_seed(seed))
     x, kv_beside = x.to(precision.activations), kv.clone()
 
@@ -219,4 +237,4 @@ def test_quantized_layers_are_joined_beside_those_of_16_bits(
     assert torch.equal(got[0], expected[0]), seed
     assert expected[1] is not None
     assert torch.equal(got[1], expected[1]), seed
-    assert torch.equal(kv, kv_beside), seed
+    assert torch.equal(kv.view(torch.uint8), kv_beside.view(torch.uint8)), seed
