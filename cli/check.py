@@ -57,7 +57,8 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
             "implementation": facts.impl,
             "type": str(facts.precision) if facts.warning is None else facts.warning,
             "CPU kernels": f"none: {library}" if isinstance(library, str) else library.class_name,
-            "weights": show_bytes(facts.weights_bytes),
+            "quantization": "none" if facts.precision.scheme is None else str(facts.precision.scheme),
+            "weights": f"{show_bytes(facts.weights_bytes)}, {facts.weights_bytes / facts.weights:.2f} bytes per weight",
             "context": f"{facts.max_model_len:,} tokens, {capacity.max_model_len:,} served",
         },
     )

@@ -1,6 +1,7 @@
 """Facts about a model from its configuration and the headers of its weights."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from tiercel.engine.models.precision import (
     precision_warning,
     without_kernels,
 )
+from tiercel.engine.models.quantization_scheme import choose_scheme
 from tiercel.engine.models.registry import choose_native, open_ops
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError
@@ -39,6 +41,7 @@ class ModelFacts:
     vocab_size: int
     weights_bytes: int
     step_weights_bytes: int  # read by a step at most: all but an embedding that the head does not share
+    weights: int  # their number
     step_weights: int  # the number of weights that a token is multiplied by
     kv: KVSpec
     expert_bytes: int = 0  # of the weights: those of a mixture's experts
@@ -84,23 +87,26 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
     folder = Path(settings.model)
     fields = read_config(folder)
     refuse_foreign(fields)
-    config = choose_native(fields, settings.model_impl)
+    scheme = choose_scheme(settings.quantization, fields)
+    config = choose_native(fields, settings.model_impl, scheme)
     if config is None:
         products = without_kernels(products)
     precision = choose_precision(settings.dtype, fields, products, settings.kv_cache_dtype)
+    precision = replace(precision, scheme=scheme)
     warning = precision_warning(settings.dtype, fields, products, precision)
     if config is None:
         return _transformers_facts(settings, folder, fields, precision, warning)
     ops = open_ops(_NOWHERE, open_attention(settings.attention_backend, _NOWHERE))
     model = Decoder(config, ops, precision, _NOWHERE)
     if settings.load_format != "dummy":
-        load_weights(dict(model.targets()), open_checkpoint(folder), _NoDigest(), None)
+        endings = () if scheme is None else scheme.skipped
+        load_weights(dict(model.targets()), open_checkpoint(folder), _NoDigest(), None, endings)
+    weights = sum(math.prod(target.shape) for _, target in model.targets())
     unread = 0 if config.is_tied else config.vocab_size * config.hidden_size
     mixture = config.mixture
     skipped = 0.0 if mixture is None else 1 - mixture.per_token / mixture.experts
-    experts = [tensor for name, tensor in model.targets() if ".experts." in name]
-    expert_weights = sum(tensor.numel() for tensor in experts)
-    weights = sum(tensor.numel() for _, tensor in model.targets())
+    experts = [target for name, target in model.targets() if ".experts." in name]
+    expert_weights = sum(math.prod(target.shape) for target in experts)
     return ModelFacts(
         architecture=config.architecture,
         impl=model.impl,
@@ -110,8 +116,9 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
         vocab_size=model.vocab_size,
         weights_bytes=model.weights_bytes,
         step_weights_bytes=model.weights_bytes - unread * precision.weights.itemsize,
+        weights=weights,
         step_weights=weights - unread - round(skipped * expert_weights),
-        expert_bytes=sum(tensor.nbytes for tensor in experts),
+        expert_bytes=sum(target.nbytes for target in experts),
         expert_weights=expert_weights,
         skipped_share=skipped,
         kv=KVSpec(
@@ -155,6 +162,7 @@ def _transformers_facts(
         vocab_size=text.vocab_size,
         weights_bytes=weights * precision.weights.itemsize,
         step_weights_bytes=(weights - unread) * precision.weights.itemsize,
+        weights=weights,
         step_weights=weights - unread,
         kv=KVSpec(
             layers=text.num_hidden_layers,

@@ -105,7 +105,6 @@ def folder_shape(
             "plan.experts", f"{fields.source}: the model is a mixture of experts: give --active-parameters"
         )
     kv, itemsize = facts.kv, facts.precision.weights.itemsize
-    parameters = facts.weights_bytes // itemsize
     width = fields.count("num_attention_heads", kv.kv_heads) * kv.head_dim
     if "attention_width" in given:
         width = given["attention_width"]
@@ -113,8 +112,9 @@ def folder_shape(
     if "active_parameters" in given:
         active = _active(given, parameters)
     shape = ModelShape(
-        *(parameters, active, kv.layers, kv.kv_heads, kv.head_dim, width, itemsize),
+        *(facts.weights, active, kv.layers, kv.kv_heads, kv.head_dim, width, itemsize),
         kv_head_bytes=kv.width * kv.itemsize,
+        weight_bytes=facts.weights_bytes / facts.weights,
     )
     return shape, facts.max_model_len
 

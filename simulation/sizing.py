@@ -51,13 +51,19 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     attention_width: int  # query heads * head_dim
-    itemsize: int  # bytes of one weight
+    itemsize: int  # bytes of one weight that is not quantised
     kv_head_bytes: int = 0  # of a token's key and value in one head; 0: numbers as wide as the weights
+    weight_bytes: float | None = None  # bytes of one weight on average; None: `itemsize`
 
     @property
     def weights_bytes(self) -> int:
         """Bytes of all weights."""
-        return self.parameters * self.itemsize
+        return round(self.parameters * self.bytes_per_weight)
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes of one weight on average."""
+        return self.itemsize if self.weight_bytes is None else self.weight_bytes
 
     @property
     def kv_token_bytes(self) -> int:
@@ -118,7 +124,7 @@ def flops_per_s(model: ModelShape, device: DeviceProfile) -> float:
 
 def critical_tokens(model: ModelShape, device: DeviceProfile) -> float:
     """Return the tokens per step above which multiplying dense weights takes longer than reading them."""
-    return flops_per_s(model, device) * model.itemsize / (2 * device.memory_bytes_per_s)
+    return flops_per_s(model, device) * model.bytes_per_weight / (2 * device.memory_bytes_per_s)
 
 
 def free_kv_bytes(model: ModelShape, device: DeviceProfile, reserve_bytes: int = 0) -> int:
@@ -249,4 +255,4 @@ def admissible_rate(loads: Sequence[BucketLoad]) -> float:
 
 def _weights_read(model: ModelShape, sequences: int) -> int:
     """Return the bytes of weights that a step of this many tokens reads, at most."""
-    return min(model.parameters, model.active_parameters * sequences) * model.itemsize
+    return round(min(model.parameters, model.active_parameters * sequences) * model.bytes_per_weight)

@@ -44,6 +44,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ModelImpl = Literal["auto", "native", "transformers"]
+Quantization = Literal["auto", "int8", "int4"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionName = Literal["auto", "sdpa", "grouped", "native", "triton", "fa3"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
@@ -93,6 +94,14 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
             within=(2, MAX_CONTEXT_TOKENS),
         ),
     ] = None  # the model's own, cut to what the KV pool holds
+    quantization: Annotated[
+        Quantization,
+        Option(
+            MODEL,
+            "Round weights to int8 or int4 while they are loaded; auto: weights as the checkpoint has them.",
+            "NAME",
+        ),
+    ] = "auto"
     device: Annotated[DeviceName, Option(MODEL, "Device: auto, cpu or cuda.", "NAME")] = "auto"
     load_format: Annotated[
         LoadFormat, Option(MODEL, "Weight format; dummy: random weights, no checkpoint needed.", is_rare=True)

@@ -12,8 +12,7 @@ _GRAPHS = "CUDA graphs cover all lengths and are captured per batch size; --enfo
 _DRAFTS = "draft models are not served; --prompt-lookup-num-tokens proposes tokens from earlier text"
 
 REFUSED: Final[dict[str, str]] = {
-    "quantization": "quantised checkpoints are not served",
-    "calculate-kv-scales": "quantised checkpoints are not served",
+    "calculate-kv-scales": "KV has the type of the weights",
     "trust-remote-code": "a model folder that needs its own code is not served",
     "enable-lora": _LORA,
     "lora-modules": _LORA,

@@ -1,7 +1,7 @@
 """Read a model's config.json into the description of the native decoder."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -22,6 +22,7 @@ from tiercel.settings import Dtype
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 T = TypeVar("T", int, float, bool, str)
+Choice = TypeVar("Choice", bound=str)
 
 _DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _UNSUPPORTED = "model.unsupported"  # by both implementations
@@ -182,6 +183,24 @@ class ConfigFields:
             raise ConfigError("model.field_wrong", f"{self.source}: {name} must be above 0, not {value}")
         return value
 
+    def choice(self, name: str, allowed: Sequence[Choice], default: Choice) -> Choice:
+        """Return one of several words, whose case does not count. Errors: ConfigError naming the field."""
+        value = self.read(name, str, default)
+        for word in allowed:
+            if value.lower() == word:
+                return word
+        raise ConfigError(
+            _UNSUPPORTED, f"{self.source}: {name}: {value:.200} is not supported, only {', '.join(allowed)}"
+        )
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all fields."""
+        return tuple(self._fields)
+
+    def as_object(self) -> Mapping[str, object]:
+        """Return the JSON object itself."""
+        return self._fields
+
     def object(self, name: str) -> "ConfigFields | None":
         """Return a nested object; None if it is missing or null. Errors: ConfigError naming the field."""
         value = self._fields.get(name)
@@ -209,7 +228,6 @@ def read_architecture(fields: ConfigFields) -> str:
 def refuse_foreign(fields: ConfigFields) -> None:
     """Errors: ConfigError if a field shows that neither implementation can run the model."""
     for name, what in (
-        ("quantization_config", "quantized weights are not supported"),
         ("vision_config", "models that take images are not supported"),
         ("audio_config", "models that take audio are not supported"),
     ):

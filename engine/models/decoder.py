@@ -171,22 +171,29 @@ class Decoder:
         self.fingerprint = bytes(32)
         self.products = "torch"  # what computes the matrix products: torch, and after `pack` perhaps native or oneDNN
         self._ops = ops
-        self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=precision.weights, device=device)
         self._rotary = Rotary(config.rope, config.head_dim, precision.activations, device)
         self._layers = tuple(Layer(config, index, ops, precision, device) for index in range(config.layers))
         self._norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
         self._is_tied = config.is_tied
+        # An embedding that is the head, too, and quantised: rows of the head are the embedding.
+        scheme = precision.scheme
+        self._has_shared_head = config.is_tied and scheme is not None and scheme.quantizes_shared_embedding
+        rows = 0 if self._has_shared_head else config.vocab_size
+        self._embedding = torch.empty(rows, config.hidden_size, dtype=precision.weights, device=device)
         self._native: LayerRunner | None = None  # all layers in one call, where the ops offer it
         self._head = (
             Linear.sharing(self._embedding, precision)
-            if config.is_tied
+            if config.is_tied and not self._has_shared_head
             else Linear(config.hidden_size, (config.vocab_size,), False, precision, device)
         )
         self.weights_bytes = sum(tensor.nbytes for _, tensor in self.targets())
 
     def targets(self) -> Iterator[Target]:
         """Yield every tensor of the checkpoint and the memory it is loaded into."""
-        yield "model.embed_tokens.weight", self._embedding
+        if self._has_shared_head:
+            yield from self._head.targets("model.embed_tokens")
+        else:
+            yield "model.embed_tokens.weight", self._embedding
         for index, layer in enumerate(self._layers):
             yield from layer.targets(f"model.layers.{index}.")
         yield "model.norm.weight", self._norm.weight
@@ -215,8 +222,8 @@ class Decoder:
             prefers = prefers_native if prefers_native is not None and can_pack(precision, device) else None
 
             def library_of(linear: Linear) -> NativeLibrary | None:
-                outputs, inputs = linear.weight.shape
-                return library if prefers is None or prefers(outputs, inputs) else None
+                is_native = prefers is None or linear.is_quantized or prefers(sum(linear.outputs), linear.inputs)
+                return library if is_native else None
 
             for layer in self._layers:
                 layer.pack(library_of)
@@ -232,7 +239,7 @@ class Decoder:
         self.products = "oneDNN"
         for layer in self._layers:
             layer.pack(lambda _: None)
-        if not self._is_tied:
+        if not self._is_tied or self._has_shared_head:
             self._head.pack()
         elif self._embedding.nbytes <= _TIED_SHARE * self.weights_bytes:
             self._head.pack()

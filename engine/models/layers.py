@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiercel.engine.models.precision import Precision
+from tiercel.engine.models.quantized_parts import QuantizedParts, QuantizedTarget
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.linear import PackedLinear
 
-Target = tuple[str, Tensor]
-"""The name of a tensor in a checkpoint and the memory it is loaded into."""
+Target = tuple[str, Tensor | QuantizedTarget]
+"""The name of a tensor in a checkpoint, or of a quantised layer, and the memory it is loaded into."""
 
 _PACK_ROWS = 16  # one layout serves every batch; packed for 16 rows it is fast for 1 to 1,024 rows
 _MAX_PACKED_FLOAT32 = 1 << 20  # elements; smaller float32 weights are faster unpacked
@@ -68,33 +69,63 @@ class RMSNorm:
 
 
 class Linear:
-    """One matrix product for one or more linear layers of a checkpoint that have the same input."""
+    """One matrix product for one or more linear layers of a checkpoint that have the same input.
+
+    Memory is allocated when it is first asked for: `targets` tells by the layers' names which of them are quantised.
+    """
 
     def __init__(
         self, inputs: int, outputs: tuple[int, ...], has_bias: bool, precision: Precision, device: torch.device
     ) -> None:
-        self.outputs = outputs
-        self.weight = torch.empty(sum(outputs), inputs, dtype=precision.weights, device=device)
+        self.inputs, self.outputs = inputs, outputs
         self.bias = torch.empty(sum(outputs), dtype=precision.activations, device=device) if has_bias else None
+        self._precision = precision
+        self._device = device
+        self._weight: Tensor | None = None
+        self._quantized: QuantizedParts | None = None
         self._native: PackedLinear | None = None
         self._packed: Tensor | None = None
 
     @classmethod
     def sharing(cls, weight: Tensor, precision: Precision) -> "Linear":
         """Return a layer that shares its weight: a head tied to the embedding."""
-        layer = cls(weight.shape[1], (0,), False, precision, weight.device)
-        layer.outputs, layer.weight = (weight.shape[0],), weight
+        layer = cls(weight.shape[1], (weight.shape[0],), False, precision, weight.device)
+        layer._weight = weight
         return layer
 
     @property
+    def weight(self) -> Tensor:
+        """The weight of layers that are not quantised, until it is packed. Shape: [sum(outputs), inputs]."""
+        if self._weight is None:
+            size = sum(self.outputs), self.inputs
+            self._weight = torch.empty(size, dtype=self._precision.weights, device=self._device)
+        return self._weight
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether at least one of the layers is quantised; known after `targets`."""
+        return self._quantized is not None
+
+    @property
     def native(self) -> PackedLinear | None:
-        """The weight as packed for the native kernels, if it is."""
-        return self._native
+        """The weight as packed for the native kernels, if it is in one piece."""
+        return self._native if self._quantized is None else self._quantized.native
 
     def targets(self, *names: str) -> Iterator[Target]:
-        """Yield the tensors of the checkpoint's layers of these names: rows of the matrix, in order."""
-        for name, rows in zip(names, self.weight.split(self.outputs), strict=True):
-            yield f"{name}.weight", rows
+        """Yield the tensors of the checkpoint's layers of these names: rows of the matrix, in order.
+
+        Errors: ConfigError if a layer's scheme cannot hold a weight of its size.
+        """
+        if self._quantized is None and self._weight is None and self._precision.scheme is not None:
+            forms = [self._precision.scheme.layer(name) for name in names]
+            if any(form is not None for form in forms):
+                shapes = [(outputs, self.inputs) for outputs in self.outputs]
+                self._quantized = QuantizedParts(shapes, forms, self._precision.weights, self._device)
+        if self._quantized is not None:
+            yield from self._quantized.targets(names)
+        else:
+            for name, rows in zip(names, self.weight.split(self.outputs), strict=True):
+                yield f"{name}.weight", rows
         if self.bias is not None:
             for name, rows in zip(names, self.bias.split(self.outputs), strict=True):
                 yield f"{name}.bias", rows
@@ -102,14 +133,17 @@ class Linear:
     def pack(self, library: NativeLibrary | None = None) -> None:
         """Replace the loaded weight by a packed one: for the native kernels if given, else for oneDNN.
 
-        `library` takes weights of 16 bits; oneDNN those that `can_pack` names.
+        `library` takes weights of 16 bits and quantised ones; oneDNN those that `can_pack` names.
         """
-        if library is not None:
+        if self._quantized is not None:
+            if library is not None:
+                self._quantized.pack(library, self.bias)
+        elif library is not None:
             self._native = PackedLinear(library, self.weight, self.bias)
-            self.weight = self.weight.new_empty(0)
+            self._weight = self.weight.new_empty(0)
         elif self.weight.dtype is not torch.float32 or self.weight.numel() >= _MAX_PACKED_FLOAT32:
             self._packed = _pack_weight(self.weight)
-            self.weight = self.weight.new_empty(0)
+            self._weight = self.weight.new_empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, inputs], in the type of the activations -> [T, sum(outputs)].
@@ -118,6 +152,8 @@ class Linear:
         """
         if self._native is not None:
             return self._native.forward(x)
+        if self._quantized is not None:
+            return self._quantized.forward(x, self.bias)
         if self._packed is not None:
             return _packed_linear(x, self._packed, self.bias)
         return F.linear(x, self.weight.to(x.dtype), self.bias)
@@ -126,4 +162,6 @@ class Linear:
         """Return rows of the weight in `dtype`. Shapes: tokens [T] int64 -> [T, inputs]. Errors: IndexError."""
         if self._native is not None:
             return self._native.embed(tokens, dtype)
+        if self._quantized is not None:
+            return self._quantized.embed(tokens, dtype)
         return F.embedding(tokens, self.weight).to(dtype)

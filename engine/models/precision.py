@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tiercel.engine.models.config import ConfigFields, choose_dtype
+from tiercel.engine.models.quantization import Scheme
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import CpuClass
 from tiercel.settings import CacheDtype, Dtype
@@ -23,6 +24,7 @@ class Precision:
     weights: torch.dtype  # of matrices and of the embedding; norms and biases have the type of the activations
     activations: torch.dtype
     kv: torch.dtype
+    scheme: Scheme | None = None  # how linear layers are quantised; layers that are not have the type of the weights
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> "Precision":
@@ -32,13 +34,18 @@ class Precision:
     @property
     def identity(self) -> str:
         """A text that differs for every choice of types, as part of a model's fingerprint."""
-        if self == Precision.of(self.weights):
-            return str(self.weights)  # as in earlier versions, whose volumes stay valid
-        return f"{self.weights} {self.activations} {self.kv}"
+        scheme = "" if self.scheme is None else f" {self.scheme.identity}"
+        if self._is_uniform:
+            return f"{self.weights}{scheme}"  # as in earlier versions, whose volumes stay valid
+        return f"{self.weights} {self.activations} {self.kv}{scheme}"
+
+    @property
+    def _is_uniform(self) -> bool:
+        return self.weights is self.activations is self.kv
 
     def __str__(self) -> str:
         """Return the name of the type, or all three names if they differ."""
-        if self == Precision.of(self.weights):
+        if self._is_uniform:
             return dtype_name(self.weights)
         weights, activations, kv = map(dtype_name, (self.weights, self.activations, self.kv))
         return f"{weights}, activations {activations}, KV {kv}"

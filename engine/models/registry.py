@@ -1,6 +1,7 @@
 """Choose the implementation of a model folder, and load its weights."""
 
 import logging
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import assert_never
@@ -22,6 +23,8 @@ from tiercel.engine.models.decoder import Decoder, PrefersNative
 from tiercel.engine.models.native_ops import NativeOps
 from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.precision import CpuProducts, choose_precision, precision_warning, without_kernels
+from tiercel.engine.models.quantization import UNSUPPORTED, Scheme
+from tiercel.engine.models.quantization_scheme import choose_scheme
 from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.weights import ContentDigest, Progress, fill_dummy, load_weights, open_checkpoint
 from tiercel.engine.native.library import NativeLibrary
@@ -48,7 +51,8 @@ def load_model(
     folder = Path(settings.model)
     fields = read_config(folder)
     refuse_foreign(fields)
-    config = choose_native(fields, settings.model_impl)
+    scheme = choose_scheme(settings.quantization, fields)
+    config = choose_native(fields, settings.model_impl, scheme)
     products = CpuProducts.of(library) if device.type == "cpu" else None
     is_dummy = settings.load_format == "dummy"
     if config is None:
@@ -62,6 +66,7 @@ def load_model(
 
         seed = settings.seed if is_dummy else None
         return load_transformers(folder, fields, precision, device, attention, progress, seed)
+    precision = replace(precision, scheme=scheme)
     model = Decoder(config, open_ops(device, attention, library), precision, device)
     model.fingerprint = _fill(model, config, settings, folder, progress)
     model.pack(library, prefers_native)
@@ -78,15 +83,25 @@ def _fill(
     facts = (model.impl, repr(config), model.precision.identity, *mixture)
     if settings.load_format == "dummy":
         fill_dummy(targets, settings.seed)
+        model.weights_bytes = sum(target.nbytes for target in targets.values())
         return ContentDigest(*facts, f"dummy {settings.seed}").finish()
     digest = ContentDigest(*facts)
-    load_weights(targets, open_checkpoint(folder), digest, progress)
+    scheme = model.precision.scheme
+    load_weights(targets, open_checkpoint(folder), digest, progress, () if scheme is None else scheme.skipped)
+    model.weights_bytes = sum(target.nbytes for target in targets.values())  # of quantised ones it is known now
     return digest.finish()
 
 
-def choose_native(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None:
-    """Return the native decoder's description; None if the transformers implementation has to run the model."""
-    match impl:
+def choose_native(fields: ConfigFields, impl: ModelImpl, scheme: Scheme | None = None) -> DecoderConfig | None:
+    """Return the native decoder's description; None if the transformers implementation has to run the model.
+
+    Errors: ConfigError, also if weights are quantised and the native decoder cannot run the model.
+    """
+    if scheme is not None and impl == "transformers":
+        raise ConfigError(
+            UNSUPPORTED, f"{fields.source}: --model-impl transformers does not run quantized weights ({scheme.name})"
+        )
+    match impl if scheme is None else "native":
         case "native":
             return parse_decoder(fields)
         case "transformers":
@@ -99,8 +114,8 @@ def choose_native(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None
                 if not is_native_refusal(refusal):
                     raise
                 return None
-        case _:
-            assert_never(impl)
+        case other:
+            assert_never(other)
 
 
 def open_ops(device: torch.device, attention: Attention, library: NativeLibrary | None = None) -> Ops:

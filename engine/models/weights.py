@@ -3,14 +3,17 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tiercel.engine.models.quantization import WrongTensorError, roles_of
+from tiercel.engine.models.quantized_parts import QuantizedTarget
 from tiercel.errors import ConfigError
 
 Progress = Callable[[int, int], None]
@@ -73,22 +76,66 @@ def _read_index(folder: Path) -> tuple[tuple[Path, frozenset[str]], ...]:
     return tuple((folder / file, frozenset(names)) for file, names in sorted(names_by_file.items()))
 
 
-def stream_tensors(checkpoint: Checkpoint) -> Iterator[tuple[Path, str, Tensor]]:
-    """Yield file, name and tensor, one at a time. A tensor is a view of its file, valid until the next one.
+class TensorFiles:
+    """The open files of a checkpoint: names of tensors, and their content in any order."""
+
+    def __init__(self, file_by_name: dict[str, tuple[Path, Any]]) -> None:  # Any: safetensors has no types
+        self._file_by_name = file_by_name
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_by_name)
+
+    @property
+    def last_path(self) -> Path:
+        """The file of the last tensor."""
+        return self.path(next(reversed(self._file_by_name)))
+
+    def path(self, name: str) -> Path:
+        """Return the file of a tensor."""
+        return self._file_by_name[name][0]
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor: a view of its file, valid while the files are open. Errors: ConfigError naming the file."""
+        path, file = self._file_by_name[name]
+        with _translated(path):
+            return file.get_tensor(name)
+
+
+@contextmanager
+def open_tensors(checkpoint: Checkpoint) -> Iterator[TensorFiles]:
+    """Open all files of a checkpoint.
 
     Cost:   no anonymous memory, because files are mapped and not copied.
     Errors: ConfigError naming the file if it is truncated or its header is broken, and the tensor if the file and the
             index disagree.
     """
-    for path, expected in checkpoint.shards:
-        with _translated(path), safe_open(path, framework="pt", device="cpu") as file:
-            names = file.keys()
+    file_by_name: dict[str, tuple[Path, Any]] = {}
+    with ExitStack() as files:
+        for path, expected in checkpoint.shards:
+            with _translated(path):
+                file = files.enter_context(safe_open(path, framework="pt", device="cpu"))
+                names = file.keys()
             if expected is not None and expected != set(names):
                 name = min(expected.symmetric_difference(names))
                 where = "lacks it" if name in expected else "has it, the index does not"
                 raise ConfigError("weights.bad_index", f"{path}: tensor {name}: the file {where}")
-            for name in names:
-                yield path, name, file.get_tensor(name)
+            file_by_name |= dict.fromkeys(names, (path, file))
+        if not file_by_name:
+            raise ConfigError("weights.none", f"{checkpoint.folder}: the weights have no tensors")
+        yield TensorFiles(file_by_name)
+
+
+def stream_tensors(checkpoint: Checkpoint) -> Iterator[tuple[Path, str, Tensor]]:
+    """Yield file, name and tensor, one at a time. A tensor is a view of its file, valid until the next one.
+
+    Cost and errors: see `open_tensors`.
+    """
+    with open_tensors(checkpoint) as tensors:
+        for name in tensors:
+            yield tensors.path(name), name, tensors.read(name)
 
 
 @contextmanager
@@ -132,45 +179,113 @@ class ContentDigest:
 
 
 def load_weights(
-    targets: Mapping[str, Tensor], checkpoint: Checkpoint, digest: ContentDigest, progress: Progress | None
+    targets: Mapping[str, Tensor | QuantizedTarget],
+    checkpoint: Checkpoint,
+    digest: ContentDigest,
+    progress: Progress | None,
+    skipped: tuple[str, ...] = (),
 ) -> None:
-    """Copy every tensor of a checkpoint to its target, cast to the target's dtype.
+    """Copy every tensor of a checkpoint to its target, cast to the target's dtype; quantised layers take theirs.
 
-    Cost:   one read of the files; no anonymous memory beside the targets.
-    Errors: ConfigError naming file and tensor if a tensor is missing, has no target or has another shape.
+    `skipped`: endings of names of tensors that are not read.
+
+    Cost:   one read of the files; beside the targets, the memory of one quantised layer.
+    Errors: ConfigError naming file and tensor if a tensor is missing, has no target, has another shape or cannot be
+            read.
     """
-    missing = dict(targets)
-    total = sum(tensor.nbytes for tensor in targets.values())
+    total = sum(target.nbytes for target in targets.values())
     loaded = 0
-    path = checkpoint.folder
-    for path, name, tensor in stream_tensors(checkpoint):
-        target = missing.pop(name, None)
-        if target is None:
-            if name.endswith(_DERIVED) or name == "lm_head.weight":
-                continue  # derived from the config, or tied to the embedding
-            raise ConfigError("weights.extra_tensor", f"{path}: tensor {name}: this architecture has no such tensor")
-        if tensor.shape != target.shape:
-            raise ConfigError(
-                "weights.shape", f"{path}: tensor {name}: shape {list(tensor.shape)}, not {list(target.shape)}"
-            )
-        if not tensor.is_floating_point():
-            raise ConfigError(
-                "weights.dtype", f"{path}: tensor {name}: dtype {tensor.dtype} is not a floating-point type"
-            )
-        target.copy_(tensor)
-        digest.add(name, tensor)
-        loaded += target.nbytes
-        if progress is not None:
-            progress(loaded, total)
+    with open_tensors(checkpoint) as tensors:
+        names_by_target = {name: _names_of(name, target, tensors, targets) for name, target in targets.items()}
+        _refuse_missing(targets, names_by_target, tensors)
+        _refuse_extra(names_by_target, tensors, skipped)
+        for name, target in targets.items():
+            found = {role: tensors.read(stored) for role, stored in names_by_target[name].items()}
+            if isinstance(target, Tensor):
+                _check_float(tensors.path(name), name, found["weight"], target)
+                target.copy_(found["weight"])
+            else:
+                _load_layer(target, names_by_target[name], found, tensors)
+            for role, tensor in found.items():
+                digest.add(names_by_target[name][role], tensor)
+            loaded += target.nbytes
+            if progress is not None:
+                progress(loaded, max(loaded, total))
+
+
+def _names_of(
+    name: str, target: Tensor | QuantizedTarget, tensors: "TensorFiles", targets: Mapping[str, object]
+) -> dict[str, str]:
+    """Return the names of the checkpoint's tensors that a target takes, by their role in it."""
+    if isinstance(target, Tensor):
+        return {"weight": name} if name in tensors else {}
+    roles = roles_of(target.tensors, name, tensors)
+    return {role: stored for role, stored in roles.items() if stored not in targets}
+
+
+def _refuse_missing(
+    targets: Mapping[str, Tensor | QuantizedTarget], found: Mapping[str, Mapping[str, str]], tensors: "TensorFiles"
+) -> None:
+    missing: list[str] = []
+    for name, target in targets.items():
+        if isinstance(target, Tensor):
+            missing += [] if found[name] else [name]
+            continue
+        for role, stored in target.tensors.items():
+            if role not in found[name] and not stored.is_optional:
+                missing.append(f"{name}.{stored.names[0]}")
     if missing:
-        name = min(missing)
-        raise ConfigError("weights.missing", f"{path}: tensor {name} is missing, and {len(missing) - 1} more")
+        more = f", and {len(missing) - 1} more"
+        raise ConfigError("weights.missing", f"{tensors.last_path}: tensor {min(missing)} is missing{more}")
 
 
-def fill_dummy(targets: Mapping[str, Tensor], seed: int, std: float = 0.02) -> None:
+def _refuse_extra(found: Mapping[str, Mapping[str, str]], tensors: "TensorFiles", skipped: tuple[str, ...]) -> None:
+    taken = {stored for roles in found.values() for stored in roles.values()}
+    for name in tensors:
+        # Derived from the config, not used, or tied to the embedding.
+        if name in taken or name.endswith(_DERIVED) or name == "lm_head.weight" or name.endswith(skipped):
+            continue
+        path = tensors.path(name)
+        raise ConfigError("weights.extra_tensor", f"{path}: tensor {name}: this architecture has no such tensor")
+
+
+def _check_float(path: Path, name: str, tensor: Tensor, target: Tensor) -> None:
+    if tensor.shape != target.shape:
+        raise ConfigError(
+            "weights.shape", f"{path}: tensor {name}: shape {list(tensor.shape)}, not {list(target.shape)}"
+        )
+    if not tensor.is_floating_point() or tensor.itemsize < 2:  # a number of 8 bits has no meaning without its scale
+        shown = f"dtype {tensor.dtype} is not a floating-point type of 16 or more bits"
+        raise ConfigError("weights.dtype", f"{path}: tensor {name}: {shown}")
+
+
+def _load_layer(
+    target: QuantizedTarget, names: Mapping[str, str], found: Mapping[str, Tensor], tensors: "TensorFiles"
+) -> None:
+    for role, tensor in found.items():
+        stored, name = target.tensors[role], names[role]
+        if tuple(tensor.shape) not in stored.shapes:
+            expected = " or ".join(str(list(shape)) for shape in stored.shapes)
+            shown = f"shape {list(tensor.shape)}, not {expected}"
+            raise ConfigError("weights.shape", f"{tensors.path(name)}: tensor {name}: {shown}")
+        if tensor.dtype not in stored.dtypes:
+            expected = " or ".join(str(dtype) for dtype in stored.dtypes)
+            shown = f"dtype {tensor.dtype}, not {expected}"
+            raise ConfigError("weights.dtype", f"{tensors.path(name)}: tensor {name}: {shown}")
+    try:
+        target.load(found)
+    except WrongTensorError as exc:
+        name = names[exc.role]
+        raise ConfigError("weights.wrong", f"{tensors.path(name)}: tensor {name}: {exc.reason}") from exc
+
+
+def fill_dummy(targets: Mapping[str, Tensor | QuantizedTarget], seed: int, std: float = 0.02) -> None:
     """Draw normal weights with this deviation, and set norms to 1. Reproducible for a seed, shapes and a dtype."""
     for index, name in enumerate(sorted(targets)):
         target = targets[name]
+        if isinstance(target, QuantizedTarget):
+            target.draw(std, torch.Generator().manual_seed(seed * 1_000_003 + index))
+            continue
         if name.endswith("norm.weight"):
             target.fill_(1.0)
             continue

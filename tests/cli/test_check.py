@@ -143,7 +143,8 @@ def test_a_truncated_file_is_refused(llama: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantization_config: quant_method: aqlm"),
+        ({"quantization_config": {"quant_method": "awq", "group_size": 16}}, "qweight is missing"),
         ({"num_hidden_layers": "three"}, "num_hidden_layers"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "nonsense"}, "nonsense"),
     ],

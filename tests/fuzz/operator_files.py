@@ -14,8 +14,9 @@ from tests.fuzz.target import Target
 from tiercel.config import resolve
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.measure.split_search import open_splits_file
-from tiercel.engine.models.config import choose_dtype, parse_decoder, read_architecture, read_config
+from tiercel.engine.models.config import ConfigFields, choose_dtype, parse_decoder, read_architecture, read_config
 from tiercel.engine.models.generation import read_end_tokens
+from tiercel.engine.models.quantization_scheme import read_scheme
 from tiercel.engine.models.weights import open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError
 from tiercel.server.api.generation_config import load_sampling_defaults
@@ -75,6 +76,20 @@ def _read_model_config(folder: Path) -> None:
     parse_decoder(fields)
 
 
+def _read_quantization(text: bytes, rng: random.Random) -> None:
+    """Read a scheme, and ask it for the tensors of layers of several sizes."""
+    value = read_json(text)
+    if not isinstance(value, dict):
+        return
+    scheme = read_scheme(ConfigFields(value, "quantization_config"))
+    assert scheme.identity and str(scheme)
+    for layer in ("model.layers.0.self_attn.q_proj", "model.layers.11.mlp.experts.3.down_proj", "lm_head"):
+        form = scheme.layer(layer)
+        if form is not None:
+            form.tensors(layer, 128, 256)
+            assert form.stored_bytes(128, 256) > 0
+
+
 def _read_generation(folder: Path) -> None:
     load_sampling_defaults(folder, "auto", {})
     read_end_tokens(folder)
@@ -106,6 +121,28 @@ def _splits(folder: Path) -> object:
     return file.read()
 
 
+_WEIGHTS_ARGS = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 64}
+_INPUTS_ARGS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+_BLOCKS_ARGS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+_QUANTIZATION = tuple(
+    json.dumps(config).encode()
+    for config in (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {
+                "group_0": {"targets": ["Linear"], "weights": _WEIGHTS_ARGS, "format": "pack-quantized"},
+                "group_1": {"targets": ["re:.*down_proj"], "weights": _BLOCKS_ARGS, "input_activations": _INPUTS_ARGS},
+            },
+            "format": "mixed-precision",
+            "ignore": ["lm_head", "re:.*gate$"],
+        },
+        {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "modules_to_not_convert": ["gate"]},
+        {"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": False, "dynamic": {"-:.*up": {}, "x": {"bits": 4}},
+         "modules_in_block_to_quantize": [["self_attn.q_proj"], ["mlp.down_proj"]], "checkpoint_format": "gptq_v2"},
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"},
+    )
+)  # fmt: skip
+
 TARGETS = (
     Target("tenants_file", (_TENANTS,), _in_folder(lambda folder: load_tenant_file(folder / "file"), "file"),
            (ConfigError,)),
@@ -116,6 +153,7 @@ TARGETS = (
            _in_folder(lambda folder: resolve({"config": str(folder / "file.toml")}), "file.toml"), (ConfigError,)),
     Target("model_config", ((MODEL_DIR / "config.json").read_bytes(), _MIXTURE_CONFIG),
            _in_folder(_read_model_config, "config.json"), (ConfigError,), _JSON),
+    Target("quantization_config", _QUANTIZATION, _read_quantization, (ConfigError, DocumentError), _JSON),
     Target("generation_config",
            (b'{"temperature": 0.7, "top_k": 20, "eos_token_id": [1, 2], "max_new_tokens": 9}',),
            _in_folder(_read_generation, "generation_config.json"), (ConfigError,), _JSON),

@@ -1,0 +1,200 @@
+"""Quantised checkpoints: the logits of the dequantised model in transformers, for every format."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.conformance.models import Family
+from tests.conformance.quantized import (
+    awq,
+    compress,
+    compressed_config,
+    fp8,
+    gptq,
+    gptq_config,
+    write_quantized,
+)
+from tests.engine.models.paged_run import PagedRun
+from tests.seeds import fresh_seeds
+from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.registry import load_model
+from tiercel.settings import Dtype, EngineSettings
+
+CPU = torch.device("cpu")
+LENGTH = 40  # tokens
+Make = Callable[[Path, Family, int], PreTrainedModel]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def load(folder: Path, dtype: Dtype = "float32") -> Model:
+    return load_model(EngineSettings(model=str(folder), dtype=dtype), CPU, SdpaAttention())
+
+
+def worst_difference(reference: PreTrainedModel, model: Model, seed: int) -> tuple[float, float]:
+    """Return the largest difference of two logits, and the largest logit."""
+    tokens = torch.randint(3, 250, (LENGTH,), generator=torch.Generator().manual_seed(seed))
+    with torch.inference_mode():
+        expected = reference(tokens[None]).logits[0].float()
+    found = PagedRun(model, 1, LENGTH).prefill(tokens, 17)
+    return float((found.float() - expected).abs().max()), float(expected.abs().max())
+
+
+def ints(bits: int, group: int | None, is_symmetric: bool = True) -> QuantizationArgs:
+    strategy = "channel" if group is None else "group"
+    return QuantizationArgs(num_bits=bits, type="int", symmetric=is_symmetric, strategy=strategy, group_size=group)
+
+
+def compressed(args: QuantizationArgs, storage: str) -> Make:
+    config = compressed_config(args, storage)
+    return lambda folder, family, seed: write_quantized(folder, compress(args, storage), config, family, seed)
+
+
+def packed_gptq(bits: int, group: int, is_symmetric: bool, version: int = 1, has_order: bool = False) -> Make:
+    more: dict[str, object] = {"desc_act": has_order}
+    if version == 2:
+        more["checkpoint_format"] = "gptq_v2"
+    config = gptq_config(bits, group, is_symmetric, **more)
+    write = gptq(bits, group, is_symmetric, version, has_order)
+    return lambda folder, family, seed: write_quantized(folder, write, config, family, seed)
+
+
+def packed_awq(group: int) -> Make:
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    return lambda folder, family, seed: write_quantized(folder, awq(group), config, family, seed)
+
+
+WEIGHT_ONLY: dict[str, tuple[Make, Family]] = {
+    "pack-quantized int4 groups": (compressed(ints(4, 32), "pack-quantized"), "llama3"),
+    "pack-quantized int4 channel": (compressed(ints(4, None), "pack-quantized"), "qwen3"),
+    "pack-quantized int4 zero points": (compressed(ints(4, 32, False), "pack-quantized"), "qwen2"),
+    "pack-quantized int8 groups": (compressed(ints(8, 16), "pack-quantized"), "qwen3"),
+    "pack-quantized int8 zero points": (compressed(ints(8, None, False), "pack-quantized"), "llama3"),
+    "naive-quantized int8": (compressed(ints(8, None), "naive-quantized"), "qwen2"),
+    "naive-quantized int8 zero points": (compressed(ints(8, 64, False), "naive-quantized"), "llama3"),
+    "naive-quantized int4": (compressed(ints(4, 32), "naive-quantized"), "llama3"),
+    "naive-quantized fp8": (compressed(QuantizationArgs(type="float", strategy="channel"), "naive-quantized"), "qwen3"),
+    "awq": (packed_awq(32), "qwen2"),
+    "gptq int4": (packed_gptq(4, 32, True), "llama3"),
+    "gptq int4 zero points": (packed_gptq(4, 32, False), "qwen2"),
+    "gptq int4 version 2": (packed_gptq(4, 64, False, version=2), "qwen3"),
+    "gptq int4 desc_act": (packed_gptq(4, 16, True, has_order=True), "qwen3"),
+    "gptq int8 desc_act": (packed_gptq(8, 32, False, has_order=True), "llama3"),
+    "gptq int8 channel": (packed_gptq(8, -1, True), "llama3"),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHT_ONLY)
+def test_weights_alone_give_the_logits_of_the_dequantised_model(name: str, tmp_path: Path) -> None:
+    make, family = WEIGHT_ONLY[name]
+    seed = fresh_seeds(1)[0]
+    reference = make(tmp_path, family, seed)
+
+    difference, _ = worst_difference(reference, load(tmp_path), seed)
+    assert difference < 1e-3, f"seed {seed}"
+
+    rounded, largest = worst_difference(reference.to(torch.bfloat16), load(tmp_path, "bfloat16"), seed)
+    assert rounded < 2e-2 * max(1.0, largest), f"seed {seed}"
+
+
+def to_int8(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return torch.round(x / scale) * scale
+
+
+def to_fp8(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 448
+    return (x / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def to_fp8_groups(size: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: to_fp8(x.unflatten(-1, (-1, size))).flatten(-2)
+
+
+def to_scaled(scale: float, kind: str) -> Callable[[Tensor], Tensor]:
+    if kind == "int8":
+        return lambda x: torch.round(x / scale).clamp(-128, 127) * scale
+    return lambda x: (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+def token(kind: str) -> QuantizationArgs:
+    return QuantizationArgs(type=kind, strategy="token", dynamic=True)
+
+
+def static(kind: str) -> QuantizationArgs:
+    return QuantizationArgs(type=kind, strategy="tensor", dynamic=False)
+
+
+def rounded(
+    args: QuantizationArgs, storage: str, inputs: QuantizationArgs, rounding: Callable[[Tensor], Tensor]
+) -> Make:
+    config = compressed_config(args, storage, inputs)
+    write = compress(args, storage, inputs)
+    return lambda folder, family, seed: write_quantized(folder, write, config, family, seed, rounding)
+
+
+def stored_fp8(
+    config: dict[str, object], rounding: Callable[[Tensor], Tensor], block: tuple[int, int] | None = None, **how: bool
+) -> Make:
+    given = {"quant_method": "fp8"} | config
+    return lambda folder, family, seed: write_quantized(folder, fp8(block, **how), given, family, seed, rounding)
+
+
+FLOAT8 = QuantizationArgs(type="float", strategy="channel")
+BLOCKS = QuantizationArgs(type="float", strategy="block", block_structure=[16, 32])
+GROUPED = QuantizationArgs(type="float", strategy="group", group_size=32, dynamic=True)
+
+WITH_ACTIVATIONS: dict[str, tuple[Make, Family]] = {
+    "int-quantized per token": (rounded(ints(8, None), "int-quantized", token("int"), to_int8), "llama3"),
+    "int-quantized static": (
+        rounded(ints(8, None), "int-quantized", static("int"), to_scaled(0.05, "int8")),
+        "qwen3",
+    ),
+    "int-quantized one scale": (
+        rounded(QuantizationArgs(strategy="tensor"), "int-quantized", token("int"), to_int8),
+        "qwen2",
+    ),
+    "pack-quantized int4, int8 inputs": (rounded(ints(4, 32), "pack-quantized", token("int"), to_int8), "qwen2"),
+    "float-quantized per token": (rounded(FLOAT8, "float-quantized", token("float"), to_fp8), "qwen2"),
+    "float-quantized static": (
+        rounded(
+            QuantizationArgs(type="float", strategy="tensor"),
+            *("float-quantized", static("float"), to_scaled(0.05, "fp8")),
+        ),
+        "llama3",
+    ),
+    "float-quantized blocks": (rounded(BLOCKS, "float-quantized", GROUPED, to_fp8_groups(32)), "qwen3"),
+    "fp8 one scale": (stored_fp8({"activation_scheme": "dynamic"}, to_fp8), "llama3"),
+    "fp8 per output": (stored_fp8({}, to_fp8, per_output=True), "qwen2"),
+    "fp8 static": (stored_fp8({"activation_scheme": "static"}, to_scaled(0.01, "fp8"), is_static=True), "qwen3"),
+    "fp8 blocks": (stored_fp8({"weight_block_size": [24, 32]}, to_fp8_groups(32), (24, 32)), "qwen3"),
+}
+
+
+@pytest.mark.parametrize("name", WITH_ACTIVATIONS)
+def test_rounded_activations_give_the_logits_of_a_model_that_rounds_the_same_values(name: str, tmp_path: Path) -> None:
+    """A value that lies between two rounded ones may go either way, so the bound is on the mean of the differences."""
+    make, family = WITH_ACTIVATIONS[name]
+    seed = fresh_seeds(1)[0]
+    reference = make(tmp_path, family, seed)
+    tokens = torch.randint(3, 250, (LENGTH,), generator=torch.Generator().manual_seed(seed))
+    with torch.inference_mode():
+        expected = reference(tokens[None]).logits[0]
+    for module in reference.modules():
+        module._forward_pre_hooks.clear()
+    with torch.inference_mode():
+        without = reference(tokens[None]).logits[0]
+
+    found = PagedRun(load(tmp_path), 1, LENGTH).prefill(tokens, 17)
+
+    rounding_error = float((without - expected).abs().mean())
+    assert float((found - expected).abs().mean()) < 0.2 * rounding_error, f"seed {seed}"
