@@ -11,7 +11,7 @@ _LEAST_TOKEN_SCALE = 1 / (FP8_MAX * 512)  # of fp8, as in vLLM
 _LEAST_GROUP_MAXIMUM = 1e-10  # of fp8 with several scales per token, as in vLLM
 _FLOAT16_MAX = 65504.0
 _GROUP = 32  # inputs that share a scale in weights of 4 bits
-_PIECE = 1 << 20  # weights that are in memory in float32 at once
+_PIECE = 1 << 16  # weights that are in memory in float32 at once
 
 
 def round_activations(x: Tensor, kind: ActivationKind, scale: float | None = None, group: int | None = None) -> Tensor:

@@ -227,6 +227,7 @@ class Decoder:
 
             for layer in self._layers:
                 layer.pack(library_of)
+                return_freed_memory()  # otherwise the memory of small weights is kept beside the packed ones
             self._head.pack(library)  # never many rows
             self._native = self._ops.join_layers(self.parts) if self.parts else None
             if self._is_tied:

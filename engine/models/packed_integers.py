@@ -15,7 +15,10 @@ def split_words(words: Tensor, bits: int, count: int) -> Tensor:
     if sys.byteorder == "big":
         raw = raw.unflatten(1, (-1, 4)).flip(-1).flatten(1)
     if bits == 4:
-        raw = torch.stack((raw & 15, raw >> 4), dim=-1).flatten(1)
+        both = torch.empty(raw.shape[0], 2 * raw.shape[1], dtype=torch.uint8)
+        torch.bitwise_and(raw, 15, out=both[:, ::2])
+        torch.bitwise_right_shift(raw, 4, out=both[:, 1::2])
+        raw = both
     return raw[:, :count]
 
 

@@ -155,5 +155,8 @@ def _join_nibbles(values: Tensor) -> Tensor:
 
 def _split_nibbles(packed: Tensor, inputs: int, is_unsigned: bool) -> Tensor:
     """Return what `_join_nibbles` joined; numbers with a sign are from -8 to 7. Shapes: -> [rows, inputs] int8."""
-    both = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)[:, :inputs]
-    return both.view(torch.int8) if is_unsigned else (both ^ 8).view(torch.int8) - 8
+    both = torch.empty(packed.shape[0], 2 * packed.shape[1], dtype=torch.uint8, device=packed.device)
+    torch.bitwise_and(packed, 15, out=both[:, ::2])
+    torch.bitwise_right_shift(packed, 4, out=both[:, 1::2])
+    values = both.view(torch.int8) if is_unsigned else both.bitwise_xor_(8).view(torch.int8).sub_(8)
+    return values if values.shape[1] == inputs else values[:, :inputs].contiguous()

@@ -157,6 +157,9 @@ def _join(parts: Sequence[Tensor | CompactWeight]) -> Iterator[PartProduct]:
 def _pack(
     library: NativeLibrary, weight: Tensor | CompactWeight | PackedLinear, bias: Tensor | None
 ) -> Tensor | CompactWeight | PackedLinear:
+    """Return the weight as the kernels read it; as it is if they do not know such a weight."""
+    if isinstance(weight, CompactWeight):
+        return PackedLinear.quantized(library, weight.canonical(), bias) or weight
     if isinstance(weight, Tensor) and weight.dtype in PACKED_DTYPES:
         return PackedLinear(library, weight, bias)
     return weight

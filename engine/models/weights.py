@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tiercel.engine.models.quantization import WrongTensorError, roles_of
 from tiercel.engine.models.quantized_parts import QuantizedTarget
+from tiercel.engine.native.linear import return_freed_memory
 from tiercel.errors import ConfigError
 
 Progress = Callable[[int, int], None]
@@ -24,6 +25,7 @@ _INDEX = "model.safetensors.index.json"
 _FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 _DERIVED = (".rotary_emb.inv_freq", ".self_attn.bias", ".self_attn.masked_bias")  # in old checkpoints; not used
 _CHUNK_WORDS = 1 << 17  # 1 MiB
+_UNPACKED_BYTES = 2 << 20  # of weights in 8 bits that have been packed, after which their memory is returned
 _NAME_MAX = 255  # bytes of the name of a file on Linux
 
 
@@ -194,7 +196,7 @@ def load_weights(
             read.
     """
     total = sum(target.nbytes for target in targets.values())
-    loaded = 0
+    loaded = unpacked = 0
     with open_tensors(checkpoint) as tensors:
         names_by_target = {name: _names_of(name, target, tensors, targets) for name, target in targets.items()}
         _refuse_missing(targets, names_by_target, tensors)
@@ -206,6 +208,10 @@ def load_weights(
                 target.copy_(found["weight"])
             else:
                 _load_layer(target, names_by_target[name], found, tensors)
+                unpacked += target.shape[0] * target.shape[1]
+                if unpacked > _UNPACKED_BYTES:
+                    return_freed_memory()
+                    unpacked = 0
             for role, tensor in found.items():
                 digest.add(names_by_target[name][role], tensor)
             loaded += target.nbytes

@@ -21,9 +21,11 @@ from tests.conformance.quantized import (
 )
 from tests.engine.models.paged_run import PagedRun
 from tests.seeds import fresh_seeds
+from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.registry import load_model
+from tiercel.engine.native.library import find_library
 from tiercel.settings import Dtype, EngineSettings
 
 CPU = torch.device("cpu")
@@ -104,6 +106,30 @@ def test_weights_alone_give_the_logits_of_the_dequantised_model(name: str, tmp_p
 
     rounded, largest = worst_difference(reference.to(torch.bfloat16), load(tmp_path, "bfloat16"), seed)
     assert rounded < 2e-2 * max(1.0, largest), f"seed {seed}"
+
+
+NATIVE = (
+    *("pack-quantized int4 groups", "pack-quantized int4 zero points", "pack-quantized int8 groups", "awq"),
+    *("naive-quantized int8", "naive-quantized fp8", "gptq int4 desc_act", "gptq int8 channel"),
+)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_kernels_give_the_logits_of_the_dequantised_model(name: str, dtype: Dtype, tmp_path: Path) -> None:
+    library = find_library()
+    if isinstance(library, str):
+        pytest.skip(library)
+    make, family = WEIGHT_ONLY[name]
+    seed = fresh_seeds(1)[0]
+    reference = make(tmp_path, family, seed)
+    settings = EngineSettings(model=str(tmp_path), dtype=dtype)
+
+    model = load_model(settings, CPU, open_attention("native", CPU), library=library)
+
+    difference, largest = worst_difference(reference.to(getattr(torch, dtype)), model, seed)
+    assert difference < 2e-2 * max(1.0, largest), f"seed {seed}"
+    assert model.products == "native"
 
 
 def to_int8(x: Tensor) -> Tensor:
