@@ -99,7 +99,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         Option(
             MODEL,
             "Round weights to int8 or int4 while they are loaded; auto: weights as the checkpoint has them.",
-            "NAME",
+            is_rare=True,
         ),
     ] = "auto"
     device: Annotated[DeviceName, Option(MODEL, "Device: auto, cpu or cuda.", "NAME")] = "auto"

@@ -54,7 +54,7 @@ def test_help_of_all_flags_and_of_one_group(capsys: Captured) -> None:
         ("serve a b", "unexpected extra argument"),
         ("serve a --model b", "two models: a and --model b"),
         ("serve nowhere", "nowhere: no such folder"),
-        ("serve nowhere --quantization awq", "--quantization is not supported"),
+        ("serve nowhere --quantization awq", "--quantization awq: expected one of auto, int8, int4"),
         ("check nowhere", "nowhere: no such folder"),
         ("bogus", "bogus"),
         ("serve --help=everything", "expected one of common, all, model, memory"),
