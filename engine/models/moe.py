@@ -80,7 +80,7 @@ class MixtureMLP:
             linear.pack(library_of(linear))
 
     def join(self) -> bool:
-        """Compute all experts in a few launches from now on, where the ops offer it and none is quantised. Return whether so."""
+        """Compute experts that are not quantised in a few launches, where the ops offer it. Return whether they do."""
         if any(linear.is_quantized for expert in self._experts for linear in expert):
             return False
         self._joined = self._ops.join_experts(self._experts)
