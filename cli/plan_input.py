@@ -104,7 +104,7 @@ def folder_shape(
         raise ConfigError(
             "plan.experts", f"{fields.source}: the model is a mixture of experts: give --active-parameters"
         )
-    kv, itemsize = facts.kv, facts.precision.weights.itemsize
+    kv, itemsize, parameters = facts.kv, facts.precision.weights.itemsize, facts.weights
     width = fields.count("num_attention_heads", kv.kv_heads) * kv.head_dim
     if "attention_width" in given:
         width = given["attention_width"]
@@ -112,7 +112,7 @@ def folder_shape(
     if "active_parameters" in given:
         active = _active(given, parameters)
     shape = ModelShape(
-        *(facts.weights, active, kv.layers, kv.kv_heads, kv.head_dim, width, itemsize),
+        *(parameters, active, kv.layers, kv.kv_heads, kv.head_dim, width, itemsize),
         kv_head_bytes=kv.width * kv.itemsize,
         weight_bytes=facts.weights_bytes / facts.weights,
     )
