@@ -42,13 +42,17 @@ def load(folder: Path, dtype: Dtype = "float32") -> Model:
     return load_model(EngineSettings(model=str(folder), dtype=dtype), CPU, SdpaAttention())
 
 
-def worst_difference(reference: PreTrainedModel, model: Model, seed: int) -> tuple[float, float]:
-    """Return the largest difference of two logits, and the largest logit."""
+def difference_of(reference: PreTrainedModel, model: Model, seed: int) -> tuple[float, float]:
+    """Return the largest difference of two logits, and the norm of all differences over that of the logits.
+
+    In 16 bits the largest of ten thousand differences varies with the seed by half; the norm does not.
+    """
     tokens = torch.randint(3, 250, (LENGTH,), generator=torch.Generator().manual_seed(seed))
     with torch.inference_mode():
         expected = reference(tokens[None]).logits[0].float()
     found = PagedRun(model, 1, LENGTH).prefill(tokens, 17)
-    return float((found.float() - expected).abs().max()), float(expected.abs().max())
+    differences = found.float() - expected
+    return float(differences.abs().max()), float(differences.norm() / expected.norm())
 
 
 def ints(bits: int, group: int | None, is_symmetric: bool = True) -> QuantizationArgs:
@@ -101,11 +105,11 @@ def test_weights_alone_give_the_logits_of_the_dequantised_model(name: str, tmp_p
     seed = fresh_seeds(1)[0]
     reference = make(tmp_path, family, seed)
 
-    difference, _ = worst_difference(reference, load(tmp_path), seed)
-    assert difference < 1e-3, f"seed {seed}"
+    largest, _ = difference_of(reference, load(tmp_path), seed)
+    assert largest < 1e-3, f"seed {seed}"
 
-    rounded, largest = worst_difference(reference.to(torch.bfloat16), load(tmp_path, "bfloat16"), seed)
-    assert rounded < 2e-2 * max(1.0, largest), f"seed {seed}"
+    _, rounded = difference_of(reference.to(torch.bfloat16), load(tmp_path, "bfloat16"), seed)
+    assert rounded < 2e-2, f"seed {seed}"
 
 
 NATIVE = (
@@ -127,8 +131,8 @@ def test_native_kernels_give_the_logits_of_the_dequantised_model(name: str, dtyp
 
     model = load_model(settings, CPU, open_attention("native", CPU), library=library)
 
-    difference, largest = worst_difference(reference.to(getattr(torch, dtype)), model, seed)
-    assert difference < 2e-2 * max(1.0, largest), f"seed {seed}"
+    _, rounded = difference_of(reference.to(getattr(torch, dtype)), model, seed)
+    assert rounded < 2e-2, f"seed {seed}"
     assert model.products == "native"
 
 
