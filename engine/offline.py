@@ -40,6 +40,7 @@ class OfflineAnswer:
     tokens: "array[int]"
     first_s: float
     last_s: float
+    prompt_logprobs: "array[float]"  # of the prompt's tokens but the first, if the request asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class EngineFacts:
 
 
 class Inbox:
-    """Keeps the reports of the loop with their times; they are evaluated when the measured time is over."""
+    """Keeps the loop's reports with their times; they are evaluated when the measured time is over."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -79,8 +80,8 @@ class Inbox:
         self.reports: list[tuple[float, Report]] = []  # each with the time of its arrival
 
     def post(self, message: FromEngine) -> None:
-        """Keep a report that holds tokens or ends of sequences."""
-        if isinstance(message, Report) and (message.seqs or message.finished):
+        """Keep a report that holds results or ends of sequences."""
+        if isinstance(message, Report) and (message.seqs or message.finished or message.prompts):
             self.reports.append((self._clock.now_s(), message))
             self.ended += len(message.finished)
 
@@ -200,6 +201,7 @@ def _answers(
 ) -> tuple[OfflineAnswer, ...]:
     """Return the answer to each request. Errors: TiercelError if one does not have the requested length."""
     tokens = [array("I") for _ in requests]
+    logprobs = [array("f") for _ in requests]
     first_s, last_s = [0.0] * len(requests), [0.0] * len(requests)
     ends: dict[int, Finished] = {}
     for at_s, report in reports:
@@ -209,11 +211,13 @@ def _answers(
                 first_s[index] = at_s - started_s
             tokens[index].append(token)
             last_s[index] = at_s - started_s
+        for part in report.prompts:
+            logprobs[part.seq - first].frombytes(part.logprobs)
         for finished in report.finished:
             ends[finished.seq - first] = finished
     for index, request in enumerate(requests):
         _check_length(index + 1, request, len(tokens[index]), ends[index])
-    return tuple(OfflineAnswer(*answer) for answer in zip(tokens, first_s, last_s, strict=True))
+    return tuple(OfflineAnswer(*answer) for answer in zip(tokens, first_s, last_s, logprobs, strict=True))
 
 
 def _check_length(number: int, request: OfflineRequest, got: int, end: Finished) -> None:

@@ -268,7 +268,9 @@ def test_only_steps_in_which_every_sequence_decodes_count() -> None:
     for _ in range(6):  # steps of a second
         for part, seconds in ((laps.plan_s, 0.1), (laps.launch_s, 0.1), (laps.wait_s, 0.7), (laps.commit_s, 0.1)):
             part.append(seconds)
-    answers = tuple(OfflineAnswer(np.array(()), first_s, last_s) for first_s, last_s in ((1.0, 6.0), (2.0, 5.5)))  # type: ignore[arg-type]
+    empty = np.array(())
+    times = ((1.0, 6.0), (2.0, 5.5))
+    answers = tuple(OfflineAnswer(empty, *two, empty) for two in times)  # type: ignore[arg-type]
     run = OfflineRun(answers, 6.0, laps, Gauges(), Gauges())
     steps = engine.full_steps(run)
     assert [round(seconds, 6) for seconds, _ in steps] == [1.0, 1.0]  # those that end at 4 and at 5
