@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 
-ABI = 8
+ABI = 9
 """`kAbi` of src/kernels.h."""
 
 TYPE_BY_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

@@ -7,7 +7,7 @@
 
 namespace tiercel {
 
-constexpr int kAbi = 8;
+constexpr int kAbi = 9;
 
 // How numbers are stored; computing is in float32 unless a kernel says otherwise.
 enum Type : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kFp8 = 4 };  // the last two: of a cache alone

@@ -132,7 +132,7 @@ def test_the_line_of_a_request_whose_time_ended_while_the_engine_was_restarted(m
     async def test(server: Running) -> None:
         client = server.context.client
         client.on_lost = lambda: None
-        asking = asyncio.create_task(server.http.post(TEXT, json=text_body(timeout=0.3)))
+        asking = asyncio.create_task(server.http.post(TEXT, json=text_body(timeout=1.5)))
         await until(lambda: server.engine.live == 1)
         server.engine.die()
         assert (await asking).status_code == 504
