@@ -27,7 +27,7 @@ CLIENTS ?=
 TESTS ?= tests
 MINUTES ?=
 SOAK ?=
-WORKERS ?= 2
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
