@@ -68,7 +68,7 @@ def run_tests(tree: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_no_kernel_reads_or_writes_outside_its_memory(tmp_path: Path) -> None:
     native = make_tree(tmp_path)
     runtime("libasan.so")
