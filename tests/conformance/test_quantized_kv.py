@@ -1,8 +1,8 @@
 """The whole engine with KV in 8 bits.
 
-What is stored is a function of the token's key and value alone, and the native products and native attention compute a
-row independently of all others. So the tokens and the log-probabilities are the same, bit for bit, however a sequence
-was scheduled and whichever tier its blocks came from.
+The stored bytes of a token depend on its own key and value only, and the native kernels compute every row independently
+of the others. So tokens and log-probabilities are the same, bit for bit, however a sequence was scheduled and whichever
+tier its blocks came from.
 """
 
 import os

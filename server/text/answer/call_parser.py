@@ -5,7 +5,6 @@ from enum import Enum, auto
 
 from tiercel.server.text.answer.call_object import CallObject, CallState
 from tiercel.server.text.answer.event import (
-    AnswerEvent,
     CallArguments,
     CallBroken,
     CallEnd,
@@ -14,6 +13,7 @@ from tiercel.server.text.answer.event import (
     held_prefix,
 )
 from tiercel.server.text.answer.formats import CallFormat
+from tiercel.server.text.answer.held_text import HeldText
 
 _MAX_HEAD = 512  # letters between the opening mark and the arguments, in formats that write the name there
 
@@ -30,43 +30,28 @@ class _Place(Enum):
     CLOSE = auto()  # behind a call that is in no list, or behind a list
 
 
-class CallParser:
+class CallParser(HeldText):
     """Splits text into content and calls.
 
     A call of a function that is not one of `names`, and anything that is not exactly a call, is content. White space
-    beside calls is dropped. Calls behind the first `max_calls` are dropped.
+    beside calls is dropped. A call that is unfinished at the end is content. Calls behind the first `max_calls` are
+    dropped.
     """
 
     def __init__(self, form: CallFormat, names: Collection[str], max_calls: int | None = None) -> None:
+        super().__init__()
         self._form = form
         self._names = names
         self._max_calls = max_calls
         self._place = _Place.START if form.starts_bare else _Place.TEXT
-        self._text: str = ""  # that has not been taken
         self._lead: str = ""  # taken since the opening mark: given back if no call follows
         self._is_blank = True  # nothing but white space since the start or the last call
         self._is_list = False
-        self._is_end = False
         self._call: CallObject | None = None
         self._num_started = 0
         self._num_ended = 0
-        self._events: list[AnswerEvent] = []
-
-    def feed(self, text: str) -> list[AnswerEvent]:
-        """Take the next text; return the parts that are certain."""
-        self._text += text
-        while self._advance():
-            pass
-        events, self._events = self._events, []
-        return events
-
-    def finish(self) -> list[AnswerEvent]:
-        """Return what was held back, because the answer is complete. An unfinished call is content."""
-        self._is_end = True
-        return self.feed("")
 
     def _advance(self) -> bool:
-        """Take some text. Return False if more text is needed."""
         match self._place:
             case _Place.START:
                 return self._start()

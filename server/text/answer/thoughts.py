@@ -3,6 +3,7 @@
 from enum import Enum, auto
 
 from tiercel.server.text.answer.event import AnswerEvent, AnswerParser, ContentPart, ThoughtPart, held_prefix
+from tiercel.server.text.answer.held_text import HeldText
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -16,7 +17,7 @@ class _Place(Enum):
     ANSWER = auto()
 
 
-class ThoughtParser:
+class ThoughtParser(HeldText):
     """Splits an answer into thoughts and the rest, which is given to another parser.
 
     Thoughts begin with `<think>` at the start of the answer, or at once with `is_thinking`, because the prompt ends
@@ -24,26 +25,15 @@ class ThoughtParser:
     """
 
     def __init__(self, rest: AnswerParser | None, *, is_thinking: bool, shows_thoughts: bool = True) -> None:
+        super().__init__()
         self._rest = rest
         self._shows_thoughts = shows_thoughts
         self._place = _Place.THOUGHTS if is_thinking else _Place.START
         self._is_blank = True  # no thought has been shown
-        self._text = ""
-        self._is_end = False
-        self._events: list[AnswerEvent] = []
-
-    def feed(self, text: str) -> list[AnswerEvent]:
-        """Take the next text; return the parts that are certain."""
-        self._text += text
-        while self._advance():
-            pass
-        events, self._events = self._events, []
-        return events
 
     def finish(self) -> list[AnswerEvent]:
         """Return what was held back, because the answer is complete."""
-        self._is_end = True
-        events = self.feed("")
+        events = super().finish()
         return events if self._rest is None else events + self._rest.finish()
 
     def _advance(self) -> bool:
