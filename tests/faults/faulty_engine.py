@@ -191,14 +191,12 @@ class CheckedUpkeep:
     def tend(self) -> None:
         """Errors: InvariantError if the books of an idle engine are not consistent."""
         self._inner.tend()
-        now_s = time.monotonic()
-        if now_s - self._checked_s < _CHECK_S:
-            return
-        self._checked_s = now_s
         if not self._loop.is_idle:
-            self._was_busy = True
-        elif self._was_busy:
-            self._was_busy = False
+            self._was_busy = True  # noted at every turn: a request may come and go between two checks
+            return
+        now_s = time.monotonic()
+        if self._was_busy and now_s - self._checked_s >= _CHECK_S:
+            self._was_busy, self._checked_s = False, now_s
             self._loop.check_integrity()
             self._plan.note_check()
 
