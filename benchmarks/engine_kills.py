@@ -40,7 +40,9 @@ from benchmarks.whole_answer import TEXT, Outcome, WholeAnswer, ask, fetch
 LEAST_FOUND = 0.9
 EMBEDDED_S, MARGIN_S = 4.0, 2.0  # to the next token: in all, and beyond the time to load
 DISTINCT = 64  # requests in the list
-PATIENCE_S = 300.0
+PATIENCE_S = 300.0  # until the next token of any stream
+STREAM_PATIENCE_S = 3600.0  # for a whole answer: with kills every few seconds a large model takes minutes for one
+_SHORTEST_LIFE_S = 0.2  # from the first token of an engine to its kill
 _RECENT = 256  # requests among which those with open streams are
 _UNREAD_S = 0.1  # what the dead engine has sent may reach the client after the next one has been started
 
@@ -89,7 +91,8 @@ def draw_bodies(seed: int, prompt: int, outputs: int) -> list[dict[str, object]]
     for number in range(DISTINCT):
         sampling = {"temperature": 0} if number % 2 == 0 else {"temperature": 0.9, "seed": draw.randrange(1 << 31)}
         tokens = [draw.randrange(100, 1500) for _ in range(draw.randint(prompt // 2, prompt))]
-        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        # With token ids each token has its event; a letter of a random model may take several tokens.
+        stream = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
         length = {"max_tokens": draw.randint(outputs // 2, outputs), "ignore_eos": True}
         bodies.append({"prompt": tokens, **length, **sampling, **stream})
     return bodies
@@ -111,7 +114,9 @@ async def undisturbed(url: str, bodies: Sequence[dict[str, object]], streams: in
     return answers
 
 
-async def killed(daemon: Daemon, bodies: Sequence[dict[str, object]], streams: int, kills: int, seed: int) -> Kills:
+async def killed(
+    daemon: Daemon, bodies: Sequence[dict[str, object]], streams: int, kills: int, most_s: float, seed: int
+) -> Kills:
     """Keep the streams open until all kills are done, then let them end."""
     run = Kills()
 
@@ -125,7 +130,7 @@ async def killed(daemon: Daemon, bodies: Sequence[dict[str, object]], streams: i
     async with asyncio.TaskGroup() as group:
         group.create_task(_work(daemon.url, feed(), streams))
         try:
-            await _kill(daemon, run, kills, random.Random(seed))
+            await _kill(daemon, run, kills, most_s, random.Random(seed))
         finally:
             run.is_over = True
     return run
@@ -134,20 +139,20 @@ async def killed(daemon: Daemon, bodies: Sequence[dict[str, object]], streams: i
 async def _work(url: str, left: Iterator[WholeAnswer], streams: int) -> None:
     async def one() -> None:
         for answer in left:
-            await ask(url, answer, patience_s=PATIENCE_S)
+            await ask(url, answer, patience_s=STREAM_PATIENCE_S)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(streams):
             group.create_task(one())
 
 
-async def _kill(daemon: Daemon, run: Kills, kills: int, draw: random.Random) -> None:
-    """Kill the engine at random times, each a moment after tokens have come from it."""
+async def _kill(daemon: Daemon, run: Kills, kills: int, most_s: float, draw: random.Random) -> None:
+    """Kill the engine at random times, each a moment, at most `most_s`, after tokens have come from it."""
     for _ in range(kills):  # fewer kills than asked for are a missed check
         since_s = run.kills[-1].replaced_s if run.kills else 0.0
         if not await _wait(lambda since_s=since_s: run.has_token_since(since_s), daemon):
             return
-        await asyncio.sleep(draw.uniform(0.2, 2.0))
+        await asyncio.sleep(draw.uniform(_SHORTEST_LIFE_S, most_s))
         run.open_streams.append(sum(answer.outcome is Outcome.OPEN for answer in run.answers))
         pid = await asyncio.to_thread(kill_engine, daemon.process.pid)
         at_s = time.monotonic()
@@ -191,6 +196,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=300, help="longest prompt, in tokens")
     parser.add_argument("--outputs", type=int, default=200, help="longest answer, in tokens")
     parser.add_argument("--seed", type=int, default=15)
+    parser.add_argument("--life", type=float, default=2.0, help="longest time from a token to the kill, seconds")
     parser.add_argument("--control", action="store_true")
     parser.add_argument("--log", type=Path, help="keep the log of the killed daemon here")
     args, flags = parser.parse_known_args()
@@ -203,7 +209,7 @@ def main() -> int:
         with running_daemon(common, folder / "alone.log") as alone:
             expected = asyncio.run(undisturbed(alone.url, bodies, args.streams))
         with running_daemon([*common, *(["--no-enable-prefix-caching"] if args.control else [])], log) as daemon:
-            run = asyncio.run(killed(daemon, bodies, args.streams, args.kills, args.seed))
+            run = asyncio.run(killed(daemon, bodies, args.streams, args.kills, args.life, args.seed))
             has_engine = engine_pid(daemon.process.pid) is not None
             page = read_page(asyncio.run(fetch(daemon.url, "/metrics"))[1].decode()) if has_engine else {}
             wrong, ties = asyncio.run(differences(daemon.url, run, expected)) if has_engine else ([], [])

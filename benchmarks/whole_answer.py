@@ -49,7 +49,7 @@ class WholeAnswer:
     finish: str | None = None
     usage: Usage | None = None
     error: str = ""
-    piece_times_s: list[float] = field(default_factory=list[float])  # of the events that carried text
+    piece_times_s: list[float] = field(default_factory=list[float])  # of the events that carried text, or token ids
 
     @property
     def ttft_s(self) -> float | None:
@@ -138,8 +138,8 @@ def _take_event(event: dict[str, Any], answer: WholeAnswer) -> None:  # Any: JSO
         return
     for choice in event.get("choices", ()):
         piece = choice.get("text") if "text" in choice else (choice.get("delta") or {}).get("content")
-        if piece:
-            answer.text += piece
+        if piece or choice.get("token_ids"):
+            answer.text += piece or ""
             answer.piece_times_s.append(time.monotonic())
         answer.finish = choice.get("finish_reason") or answer.finish
     if event.get("usage"):

@@ -52,10 +52,8 @@ class Planner:
     @property
     def next_suspect(self) -> SequenceProgress | None:
         """The suspect that runs alone now or next; None if there is none."""
-        if not self._book.num_suspects:
-            return None
-        everyone = chain(self._book.running, self._book.waiting.values())
-        return next((one for one in everyone if one.is_suspect), None)
+        running = (one for one in self._book.running if one.is_suspect)
+        return next(chain(running, self._waiting_suspects()), None) if self._book.num_suspects else None
 
     def set_limits(self, limits: StepLimits) -> None:
         """Set the limits from the next step on. Sequences that run beyond a lower limit go on."""
@@ -76,7 +74,7 @@ class Planner:
         """
         self._policy.begin(now_s)
         waiting, starving = self._book.waiting, self._policy.starving(now_s)
-        suspects = () if not self._book.num_suspects else (one.id for one in waiting.values() if one.is_suspect)
+        suspects = [one.id for one in self._waiting_suspects()]
         first = chain(suspects, () if starving is None else (starving,), self._policy.candidates(now_s))
         return tuple(dict.fromkeys(islice((seq for seq in first if seq in waiting), MAX_CANDIDATES)))
 
@@ -226,6 +224,16 @@ class Planner:
         return max(most, -(-least // block_size) * block_size - tokens)
 
     # ---- after a failed step
+
+    def _waiting_suspects(self) -> list[SequenceProgress]:
+        """Return the waiting suspects in the order in which they run: the streams that have begun come first.
+
+        Each of them needs one step, and its client waits for the next token; the others repeat their prompts.
+        """
+        if not self._book.num_suspects:
+            return []
+        suspects = [one for one in self._book.waiting.values() if one.is_suspect]
+        return sorted(suspects, key=lambda one: not one.num_outputs)
 
     def _run_suspect(self, draft: Draft) -> None:
         """Run one suspect alone: after a failed step, its sequences run one at a time, with nothing else in flight.

@@ -359,6 +359,7 @@ class GenerationPipeline:
                 return ""  # expected, and counted
             if isinstance(error, SequenceFailedError) and error.is_of_grammar:
                 record.outcome = "error"
+                self._context.metrics.on_grammar_error()
                 self._log.info("grammar_failed", request_id=record.request_id, detail=error.reason)
                 return ""  # the client's, who is told why
             error_id = secrets.token_hex(8)

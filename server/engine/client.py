@@ -40,7 +40,7 @@ from tiercel.wire import (
 
 _TOKEN_BYTES = 4  # of a token id in a report
 _ENGINE_DEAD = StreamEnd("The engine stopped. The server is going down; please retry.", "engine_dead")
-_ENGINE_CRASHED = StreamEnd("The engine crashed twice while it computed this request.", "engine_crashed", 500, None)
+_ENGINE_CRASHED = StreamEnd("The engine crashed each time it computed this request.", "engine_crashed", 500, None)
 
 
 class EngineObserver(SequenceObserver, Protocol):

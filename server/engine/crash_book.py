@@ -2,7 +2,7 @@
 
 import enum
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from tiercel.step_record import ANY_SEQ, EngineTrail
 
 CRASH_LOOP = 3  # deaths without a suspect ...
 CRASH_LOOP_S = 60.0  # ... within this time end the daemon
-_MAX_KILLED_ALONE = 2  # a kill from outside may hit a suspect that runs alone by chance, but hardly twice
+_MAX_KILLED_ALONE = 3  # a kill from outside may hit a suspect that runs alone by chance, but hardly each time
 
 
 class DeathKind(enum.Enum):
@@ -92,8 +92,7 @@ class CrashBook:
             return CrashVerdict(is_crash_loop=True)
         return CrashVerdict(delay_s=float(len(deaths) - 1))
 
-    def _forget(self, known: Container[SeqId]) -> None:
-        """Forget the sequences that have ended."""
-        for counts in (self._deaths_alone, self._deaths_entering):
-            for seq in [seq for seq in counts if seq not in known]:
-                del counts[seq]
+    def _forget(self, known: Mapping[SeqId, int]) -> None:
+        """Forget the sequences that have ended, and deaths of those that have passed the step that they died in."""
+        self._deaths_entering = {seq: deaths for seq, deaths in self._deaths_entering.items() if seq in known}
+        self._deaths_alone = {seq: deaths for seq, deaths in self._deaths_alone.items() if known.get(seq)}

@@ -77,6 +77,10 @@ class ServerMetrics:
         self._stream_errors = Counter(
             "tiercel_stream_errors", "Generations that ended in an error.", ("reason",), registry=registry
         )
+        self._grammar_errors = Counter(
+            "tiercel_grammar_errors", "Generations that ended because their grammar could not be compiled or applied.",
+            registry=registry,
+        )  # fmt: skip
         self._tasks = Gauge("tiercel_http_tasks", "Asyncio tasks of the HTTP process.", registry=registry)
         self._restarts = Counter(
             "tiercel_engine_restarts", "Deaths of the engine, by how it ended.", ("reason",), registry=registry
@@ -151,6 +155,10 @@ class ServerMetrics:
     def on_stream_error(self, reason: str) -> None:
         """Count a generation that ended in an error."""
         self._stream_errors.labels(reason).inc()
+
+    def on_grammar_error(self) -> None:
+        """Count a generation whose grammar could not be compiled or applied."""
+        self._grammar_errors.inc()
 
     def on_timeout(self, limit: str, *, has_tokens: bool) -> None:
         """Count a request that a time limit ended, before or after its first token."""

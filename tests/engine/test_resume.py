@@ -106,6 +106,26 @@ def test_a_suspect_takes_its_blocks_from_ddr() -> None:
     assert bench.client.finished[other].error is None
 
 
+def test_the_suspects_that_have_tokens_run_before_those_in_their_prompts() -> None:
+    """The client of one of them gets its next token after one step, and nobody gets one while a prompt is repeated."""
+    bench = TierBench(blocks=40, host=80)
+    watch = SuspectWatch(bench)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    long = Request(id=SeqId(90), prompt=pack_tokens(range(30)), params=params, arrival_s=0.0, suspect_until=30)
+    short = Request(
+        id=SeqId(91),
+        prompt=pack_tokens(range(5)),
+        params=params,
+        arrival_s=0.0,
+        outputs=pack_tokens([1, 2]),
+        suspect_until=7,
+    )
+    bench.requests |= {90: long, 91: short}
+    bench.loop.take([Submit(long), Submit(short)])
+    bench.run()
+    assert watch.order[:2] == [91, 90]
+
+
 def test_a_request_is_named_in_the_record_while_it_is_taken_in() -> None:
     bench = TierBench()
     seen: list[SeqId | None] = []

@@ -179,6 +179,7 @@ def test_a_grammar_that_fails_while_it_is_applied_is_the_fault_of_the_request(
         assert error["message"] == f"{GRAMMAR_FAILED}: no token is left"
         metrics = (await server.http.get("/metrics")).text
         assert 'tiercel_stream_errors_total{reason="engine_error"} 0.0' in metrics
+        assert "tiercel_grammar_errors_total 1.0" in metrics
 
     script = Script(fail_prompt_with=7, prompt_failure=f"{GRAMMAR_FAILED}: no token is left")
     with_server(server_settings(model_folder), test, script)

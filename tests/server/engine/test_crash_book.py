@@ -32,10 +32,19 @@ def test_suspects_that_die_together_are_not_failed() -> None:
     assert CrashBook().judge(death(ONE, TWO), {ONE: 10, TWO: 10}, 0.0).failed is None
 
 
-def test_a_kill_from_outside_fails_a_suspect_only_the_second_time() -> None:
-    book = CrashBook()
-    assert book.judge(death(ONE, kind=DeathKind.KILLED), {ONE: 10}, 0.0).suspects == {ONE: 10}
-    assert book.judge(death(ONE, kind=DeathKind.KILLED), {ONE: 10}, 1.0).failed == ONE
+def test_a_kill_from_outside_fails_a_suspect_only_the_third_time() -> None:
+    book, killed = CrashBook(), death(ONE, kind=DeathKind.KILLED)
+    assert book.judge(killed, {ONE: 10}, 0.0).suspects == {ONE: 10}
+    assert book.judge(killed, {ONE: 10}, 1.0).suspects == {ONE: 10}
+    assert book.judge(killed, {ONE: 10}, 2.0).failed == ONE
+
+
+def test_kills_from_outside_are_counted_until_the_suspect_has_passed_its_step() -> None:
+    book, killed = CrashBook(), death(ONE, kind=DeathKind.KILLED)
+    for round_s in range(0, 30, 10):
+        assert book.judge(killed, {ONE: 10, TWO: 0}, round_s + 0.0).failed is None
+        assert book.judge(killed, {ONE: 10, TWO: 0}, round_s + 1.0).failed is None
+        assert book.judge(death(TWO), {ONE: 0, TWO: 0}, round_s + 2.0).failed is None, "it was not suspected any more"
 
 
 def test_a_request_that_kills_twice_while_it_is_taken_in_is_failed() -> None:
