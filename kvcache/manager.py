@@ -7,10 +7,10 @@ from typing import cast
 
 import numpy as np
 
+from tiercel.block_key import child_key, namespace_key
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
 from tiercel.kvcache.background import BackgroundWork, Scan
-from tiercel.kvcache.block_key import child_key, namespace_key
 from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.fetch import FetchWork
 from tiercel.kvcache.gauges import tier_gauges

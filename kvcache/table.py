@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from msgspec import Struct
 
+from tiercel.block_key import child_key
 from tiercel.ids import BlockKey, SeqId, SlotId
-from tiercel.kvcache.block_key import child_key
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.prefix import Prefix
 from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots, as_slots

@@ -24,10 +24,11 @@ OURS: dict[str, set[str]] = {
     "kvcache.store": {"tiercel", "kvcache", "device"},
     "scheduler": {"tiercel"},
     "engine": {"tiercel", "device", "kvcache", "kvcache.store", "scheduler"},
-    "server": {"tiercel"},
+    "server": {"tiercel", "fleet"},
+    "fleet": {"tiercel"},
     "loadtest": {"tiercel"},
     "embedded": set(),
-    "simulation": {"tiercel", "device", "kvcache", "scheduler"},
+    "simulation": {"tiercel", "device", "kvcache", "scheduler", "fleet"},
     "cli": {"tiercel", "device", "kvcache", "kvcache.store", "engine", "server", "loadtest", "simulation", "scheduler"},
 }
 # Room -> what it may import beside the standard library.
@@ -52,6 +53,7 @@ THEIRS: dict[str, set[str]] = {
         ),
         *("prometheus_client", "anyio", "yaml"),
     },
+    "fleet": {"msgspec"},
     "loadtest": {"httpx", "httptools", "jinja2", "matplotlib", "numpy", "tokenizers", "msgspec", "yaml"},
     "embedded": set(),
     "simulation": {"msgspec", "numpy"},
@@ -409,7 +411,9 @@ def _import_without_torch(modules: list[str], *others: str) -> str:
     return ran.stderr
 
 
-@pytest.mark.parametrize("room", ["tiercel", "kvcache", "scheduler", "server", "cli", "loadtest", "simulation"])
+@pytest.mark.parametrize(
+    "room", ["tiercel", "fleet", "kvcache", "scheduler", "server", "cli", "loadtest", "simulation"]
+)
 def test_the_room_lives_without_torch(room: str) -> None:
     assert _import_without_torch(_modules(room), *(() if room in WITH_NUMPY else ("numpy",))) == ""
 

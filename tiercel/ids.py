@@ -13,3 +13,9 @@ BlockKey = NewType("BlockKey", bytes)
 
 TenantId = NewType("TenantId", str)
 """The name of a tenant, as the operator wrote it."""
+
+KeyHead = NewType("KeyHead", int)
+"""The first 8 bytes of a block key, as a little-endian integer. Two keys share one with a probability of 2 ** -64."""
+
+EngineId = NewType("EngineId", int)
+"""One engine process of a fleet: drawn by the front, never reused, so that a restarted engine is another one."""

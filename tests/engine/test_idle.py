@@ -3,8 +3,8 @@
 import pytest
 
 from tests.engine.test_loop_tiers import BLOCK, TierBench
+from tiercel.block_key import child_key, namespace_key
 from tiercel.ids import BlockKey
-from tiercel.kvcache.block_key import child_key, namespace_key
 from tiercel.kvcache.tiers import TierLimits
 from tiercel.request import pack_tokens
 from tiercel.tier import Route, Tier
