@@ -11,6 +11,7 @@ from tiercel.device.base import Device
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.config import ConfigFields, read_architecture, read_config, refuse_foreign
 from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.fused_experts import renaming_of
 from tiercel.engine.models.precision import (
     CpuProducts,
     Precision,
@@ -100,7 +101,7 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
     model = Decoder(config, ops, precision, _NOWHERE)
     if settings.load_format != "dummy":
         endings = () if scheme is None else scheme.skipped
-        load_weights(dict(model.targets()), open_checkpoint(folder), _NoDigest(), None, endings)
+        load_weights(dict(model.targets()), open_checkpoint(folder), _NoDigest(), None, endings, renaming_of(config))
     weights = sum(math.prod(target.shape) for _, target in model.targets())
     unread = 0 if config.is_tied else config.vocab_size * config.hidden_size
     mixture = config.mixture

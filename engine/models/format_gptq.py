@@ -72,6 +72,9 @@ def _refuse_unpackable(layer: str, name: str, size: int, bits: int, source: str)
         raise ConfigError(UNSUPPORTED, f"{source}: {layer} has {size:,} {name}, which is no multiple of {32 // bits}")
 
 
+_ROUTER = NamePattern("regex", r"model\.layers\.\d+\.(mlp|block_sparse_moe)\.gate$")
+
+
 @dataclass(frozen=True, slots=True)
 class GptqFormat:
     """A weight as GPTQ stores it. `group_size`: -1: one scale per output."""
@@ -203,6 +206,9 @@ def read_gptq(fields: ConfigFields) -> tuple[Rule, ...]:
     version = fields.choice(name, ("gptq", "gptq_v2"), "gptq")
     form = _gptq_format(fields, GptqFormat(fields.source, 4, 128, True, 2 if version == "gptq_v2" else 1))
     rules: list[Rule] = []
+    if not fields.has("autoround_version"):
+        # The tools of GPTQ leave routers of mixtures as they are, and their configurations do not say so.
+        rules.append(Rule((_ROUTER,), None))
     if not fields.read("lm_head", bool, False):
         rules.append(Rule((NamePattern("exact", "lm_head"),), None))
     dynamic = fields.object("dynamic")

@@ -20,6 +20,7 @@ from tiercel.engine.models.config import (
     refuse_foreign,
 )
 from tiercel.engine.models.decoder import Decoder, PrefersNative
+from tiercel.engine.models.fused_experts import renaming_of
 from tiercel.engine.models.native_ops import NativeOps
 from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.precision import CpuProducts, choose_precision, precision_warning, without_kernels
@@ -87,7 +88,8 @@ def _fill(
         return ContentDigest(*facts, f"dummy {settings.seed}").finish()
     digest = ContentDigest(*facts)
     scheme = model.precision.scheme
-    load_weights(targets, open_checkpoint(folder), digest, progress, () if scheme is None else scheme.skipped)
+    skipped = () if scheme is None else scheme.skipped
+    load_weights(targets, open_checkpoint(folder), digest, progress, skipped, renaming_of(config))
     model.weights_bytes = sum(target.nbytes for target in targets.values())  # of quantised ones it is known now
     return digest.finish()
 

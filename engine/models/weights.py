@@ -78,32 +78,58 @@ def _read_index(folder: Path) -> tuple[tuple[Path, frozenset[str]], ...]:
     return tuple((folder / file, frozenset(names)) for file, names in sorted(names_by_file.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class TensorPiece:
+    """A stored tensor, or one matrix of several in it, or rows of that matrix."""
+
+    stored: str  # its name in the files
+    matrix: int | None = None  # None: the whole tensor
+    start: int = 0
+    end: int | None = None  # rows of the matrix; None: to the last one
+
+
 class TensorFiles:
     """The open files of a checkpoint: names of tensors, and their content in any order."""
 
-    def __init__(self, file_by_name: dict[str, tuple[Path, Any]]) -> None:  # Any: safetensors has no types
+    def __init__(
+        self, file_by_name: dict[str, tuple[Path, Any]], pieces: Mapping[str, TensorPiece] | None = None
+    ) -> None:  # Any: safetensors has no types
+        """`pieces`: what the tensors are called, and where they are; None: as they are stored."""
         self._file_by_name = file_by_name
+        self._pieces = {name: TensorPiece(name) for name in file_by_name} if pieces is None else pieces
+
+    def of_pieces(self, pieces: Mapping[str, TensorPiece]) -> "TensorFiles":
+        """Return the same files with other names."""
+        return TensorFiles(self._file_by_name, pieces)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_by_name
+        return name in self._pieces
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._file_by_name)
+        return iter(self._pieces)
 
     @property
     def last_path(self) -> Path:
         """The file of the last tensor."""
-        return self.path(next(reversed(self._file_by_name)))
+        return self.path(list(self._pieces)[-1])
 
     def path(self, name: str) -> Path:
         """Return the file of a tensor."""
-        return self._file_by_name[name][0]
+        return self._file_by_name[self._pieces[name].stored][0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that is stored under this name. Errors: ConfigError naming the file."""
+        path, file = self._file_by_name[name]
+        with _translated(path):
+            return tuple(file.get_slice(name).get_shape())
 
     def read(self, name: str) -> Tensor:
         """Return a tensor: a view of its file, valid while the files are open. Errors: ConfigError naming the file."""
-        path, file = self._file_by_name[name]
+        piece = self._pieces[name]
+        path, file = self._file_by_name[piece.stored]
         with _translated(path):
-            return file.get_tensor(name)
+            tensor = file.get_tensor(piece.stored)
+        return tensor if piece.matrix is None else tensor[piece.matrix, piece.start : piece.end]
 
 
 @contextmanager
@@ -180,16 +206,21 @@ class ContentDigest:
         return digest.digest()
 
 
+Rename = Callable[[TensorFiles], TensorFiles]
+"""Returns the tensors of a checkpoint under the names of targets."""
+
+
 def load_weights(
     targets: Mapping[str, Tensor | QuantizedTarget],
     checkpoint: Checkpoint,
     digest: ContentDigest,
     progress: Progress | None,
     skipped: tuple[str, ...] = (),
+    rename: Rename | None = None,
 ) -> None:
     """Copy every tensor of a checkpoint to its target, cast to the target's dtype; quantised layers take theirs.
 
-    `skipped`: endings of names of tensors that are not read.
+    `skipped`: endings of names of tensors that are not read. `rename`: gives stored tensors the names of targets.
 
     Cost:   one read of the files; beside the targets, the memory of one quantised layer.
     Errors: ConfigError naming file and tensor if a tensor is missing, has no target, has another shape or cannot be
@@ -197,7 +228,8 @@ def load_weights(
     """
     total = sum(target.nbytes for target in targets.values())
     loaded = unpacked = 0
-    with open_tensors(checkpoint) as tensors:
+    with open_tensors(checkpoint) as files:
+        tensors = files if rename is None else rename(files)
         names_by_target = {name: _names_of(name, target, tensors, targets) for name, target in targets.items()}
         _refuse_missing(targets, names_by_target, tensors)
         _refuse_extra(names_by_target, tensors, skipped)

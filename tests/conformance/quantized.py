@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
@@ -17,13 +18,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.conformance.models import Family, make_checkpoint
+from tests.conformance.models import MIXTURES, Family, make_checkpoint
 
 Written = tuple[dict[str, Tensor], Tensor]
 """The tensors of a layer in its checkpoint, without the layer's name, and the weight that they mean, in float32."""
 Write = Callable[[str, Tensor, torch.Generator], Written | None]
 """Quantises the weight of the layer of this name. None: it stays as it is."""
 Rounding = Callable[[Tensor], Tensor]
+
+_LINEAR = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")  # the last three: of experts of Mixtral
 
 
 def write_quantized(
@@ -45,7 +48,7 @@ def write_quantized(
     quantized: list[str] = []
     for name in sorted(dense):
         layer = name.removesuffix(".weight")
-        if not name.endswith("_proj.weight") or (written := write(layer, dense[name], generator)) is None:
+        if not name.endswith(_LINEAR) or (written := write(layer, dense[name], generator)) is None:
             continue
         quantized.append(layer)
         stored, dense[name] = written
@@ -55,14 +58,34 @@ def write_quantized(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": dict(config)}))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(dense[name])
+    if family in MIXTURES:  # in memory, transformers has the experts of a layer in two tensors
+        _load_dense(model, dense, folder)
+    else:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(dense[name])
     for layer in quantized:
         rounding = roundings.get(layer) if isinstance(roundings, Mapping) else roundings
         if rounding is not None:
             model.get_submodule(layer).register_forward_pre_hook(_rounded_by(rounding))
     return model
+
+
+def _load_dense(model: PreTrainedModel, dense: dict[str, Tensor], folder: Path) -> None:
+    """Fill a model of transformers from tensors in the layout of checkpoints."""
+    with TemporaryDirectory(dir=folder) as beside:
+        write_dense(folder, Path(beside), dense)
+        model.load_state_dict(type(model).from_pretrained(beside, dtype=torch.float32).state_dict())
+
+
+def write_dense(folder: Path, target: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint that is not quantised, with these tensors and the other files of a quantised one."""
+    fields = json.loads((folder / "config.json").read_text())
+    fields.pop("quantization_config", None)
+    (target / "config.json").write_text(json.dumps(fields))
+    shutil.copy(folder / "generation_config.json", target)
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(kept, target / "model.safetensors", metadata={"format": "pt"})
 
 
 def _rounded_by(rounding: Rounding) -> Callable[[torch.nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
