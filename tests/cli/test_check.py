@@ -1,15 +1,18 @@
 """The command `tiercel check`."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from compressed_tensors.quantization import QuantizationArgs
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from tests.conformance.quantized import compress, compressed_config, write_quantized
 from tiercel.cli.main import main
 from tiercel.device.cpu import CpuDevice
 
@@ -104,6 +107,24 @@ def test_kv_in_8_bits_is_counted_with_its_scales(folders: Path, capsys: Captured
         out = checked(folders / name, "--kv-cache-dtype", cache, capsys=capsys)
         assert f"per token {implementation} B" in out
         assert f"KV {'int8' if cache == 'int8' else 'float8_e4m3fn'}" in out
+
+
+def test_quantised_weights_are_described_with_their_bytes(folders: Path, tmp_path: Path, capsys: Captured) -> None:
+    args = QuantizationArgs.model_validate({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32})
+    write_quantized(tmp_path / "packed", compress(args, "pack-quantized"), compressed_config(args, "pack-quantized"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folders / "llama" / name, tmp_path / "packed" / name)
+    sizes = dict[str, float]()
+    for flags in ((), ("--load-format", "dummy")):
+        out = checked(tmp_path / "packed", *flags, capsys=capsys)
+        assert "quantization compressed-tensors: int4, groups of 32" in out
+        assert "1 stream about" in out
+    for name in ("none", "int8", "int4"):
+        flags = () if name == "none" else ("--quantization", name)
+        out = checked(folders / "llama", "--dtype", "bfloat16", *flags, capsys=capsys)
+        assert ("quantization none" if name == "none" else f"{name}, ") in out
+        sizes[name] = float(re.findall(r"([\d.]+) bytes per weight", out)[0])
+    assert sizes["none"] == 2 > sizes["int8"] > sizes["int4"] > 0.5
 
 
 def test_an_architecture_of_transformers_is_described_too(folders: Path, capsys: Captured) -> None:
