@@ -99,6 +99,15 @@ class Router:
         load = self._loads[engine]
         return load.total_ms if tenant is None else load.of(tenant)
 
+    def sequence_ms(self, seq: SeqId) -> float:
+        """Return the unfinished work of a sequence; 0 if it is at no engine."""
+        underway = self._underway.get(seq)
+        return 0.0 if underway is None else underway.prompt_ms + underway.decode_ms
+
+    def sequences_of(self, engine: EngineId) -> list[SeqId]:
+        """Return the sequences at an engine in the order of their ids. Cost: O(all sequences)."""
+        return sorted(seq for seq, underway in self._underway.items() if underway.engine == engine)
+
     # ---- engines
 
     def join(self, engine: EngineId, speed: EngineSpeed, heads: Iterable[KeyHead] = ()) -> None:
@@ -118,7 +127,7 @@ class Router:
 
     def leave(self, engine: EngineId) -> list[SeqId]:
         """Remove an engine and its work. Return its sequences, which need another one, in the order of their ids."""
-        left = sorted(seq for seq, underway in self._underway.items() if underway.engine == engine)
+        left = self.sequences_of(engine)
         for seq in left:
             self._remove(seq)
         self.index.leave(engine)

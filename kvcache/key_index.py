@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.key_news import KeyNews
 from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, view
 
 KEY_BYTES = 32
@@ -30,6 +31,7 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
         self._all_keys: npt.NDArray[np.uint8] = view(self._keys).reshape(slots, KEY_BYTES)
         self._num_named = 0
         self._lost: deque[tuple[npt.NDArray[np.uint8], Slots]] = deque()  # names that the map may still hold
+        self._news: KeyNews | None = None
 
     def __len__(self) -> int:
         return self._num_named
@@ -66,6 +68,12 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
 
     # ---- changes
 
+    def tell(self, news: KeyNews) -> None:
+        """Tell of all names that there are, and from now on of every name given or lost."""
+        self._news = news
+        for key in self:
+            news.note_named(key)
+
     def name(self, slot: SlotId, key: BlockKey) -> SlotId:
         """Name a slot. Return the slot, or the slot that has the name already; then nothing changes."""
         known = self.get(key)
@@ -75,6 +83,8 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
         self._keys[KEY_BYTES * slot : KEY_BYTES * (slot + 1)] = key
         self.is_named[slot] = True
         self._num_named += 1
+        if self._news is not None:
+            self._news.note_named(key)
         return slot
 
     def name_many(self, slots: Slots, keys: Sequence[BlockKey]) -> "npt.NDArray[np.bool_]":
@@ -88,8 +98,10 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
             slots, keys = slots[is_new], [key for key, new in zip(keys, is_new.tolist(), strict=True) if new]
         if len(slots):
             self._slot_by_key.update(zip(keys, slots.tolist(), strict=True))
-            index = SlotIndex(slots)
-            index.write(self._all_keys, np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
+            index, rows = SlotIndex(slots), np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
+            if self._news is not None:
+                self._news.note_named_many(rows)
+            index.write(self._all_keys, rows)
             index.write(self.all_named, 1)
             self._num_named += len(slots)
         return is_new
@@ -101,6 +113,8 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
             del self._slot_by_key[key]
             self.is_named[slot] = False
             self._num_named -= 1
+            if self._news is not None:
+                self._news.note_lost(key)
 
     def unname_many(self, index: SlotIndex) -> None:
         """Remove the names of slots that have one. Cost: a few calls of numpy; `tidy` removes the keys later."""
@@ -110,6 +124,8 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
                 self.unname(slot)
             return
         keys = index.read(self._all_keys)
+        if self._news is not None:
+            self._news.note_lost_many(keys)
         for first in range(0, len(slots), _KEYS_PER_PART):
             part = slice(first, first + _KEYS_PER_PART)
             self._lost.append((keys[part], slots[part]))

@@ -5,6 +5,7 @@ from msgspec import Struct
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.copy_link import CopyLinks
+from tiercel.kvcache.key_news import KeyNews
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.quota import CopyQuotas
 from tiercel.kvcache.transfers import TransferBook
@@ -59,6 +60,13 @@ class TierSet:
         """Return every tier that exists. An arena that is HBM and DDR in one counts as HBM."""
         named = ((Tier.HBM, self.device), (Tier.DDR, self.host), (Tier.SSD, self.disk))
         return tuple((tier, pool) for tier, pool in named if pool is not None)
+
+    def tell_keys(self) -> KeyNews:
+        """Return the announced keys of all tiers, kept up to date from now on. Call it once."""
+        news = KeyNews()
+        for _, pool in self.pools():
+            pool.slot_by_key.tell(news)
+        return news
 
     def require_host(self) -> SlotPool:
         """Return the DDR tier. Errors: InvariantError if there is none."""

@@ -17,8 +17,10 @@ from tiercel.ids import BlockKey, KeyHead
 ANNOUNCED_ONE_IN = 8
 """One key in so many is announced, on average."""
 
+ANNOUNCED_BYTE = 8
+"""The byte of a key that decides. It is none of the head, so that the heads stay evenly distributed."""
+
 _HEAD_BYTES = 8
-_SAMPLED = _HEAD_BYTES  # the byte of a key that decides; none of the head, so that heads stay evenly distributed
 
 
 class PromptHeads(Struct, frozen=True):
@@ -43,7 +45,7 @@ def child_key(parent: BlockKey, tokens: bytes) -> BlockKey:
 
 def is_announced(key: bytes) -> bool:
     """Return whether engines announce this key, and fronts look it up."""
-    return key[_SAMPLED] % ANNOUNCED_ONE_IN == 0
+    return key[ANNOUNCED_BYTE] % ANNOUNCED_ONE_IN == 0
 
 
 def key_head(key: bytes) -> KeyHead:
@@ -61,7 +63,7 @@ def prompt_heads(root: BlockKey, prompt: bytes, block_size: int) -> PromptHeads:
     key, step = root, 4 * block_size
     for start in range(0, len(prompt) - step + 1, step):
         key = child_key(key, prompt[start : start + step])
-        if key[_SAMPLED] % ANNOUNCED_ONE_IN == 0:
+        if key[ANNOUNCED_BYTE] % ANNOUNCED_ONE_IN == 0:
             heads.append(key_head(key))
             ends.append((start + step) // 4)
     return PromptHeads(tuple(heads), tuple(ends))
