@@ -91,8 +91,8 @@ def test_row_13_a_request_that_kills_the_engine_fails_alone(tmp_path: Path, asks
         poison = running.complete("This one kills.", seed=POISON_SEED, temperature=0.7)
         assert poison.status_code in (500, 503)
         assert poison.json()["error"]["code"] == "engine_crashed"
-        # Once with the others and twice alone, because a kill may come from outside. It is not tried again with others.
-        assert running.metric("tiercel_engine_restarts_total") == 3
+        # Once with the others and three times alone, because kills may come from outside. Then it is not tried again.
+        assert running.metric("tiercel_engine_restarts_total") == 4
         assert not differences(readers, expected)
         running.assert_nothing_held()
 
