@@ -4,6 +4,7 @@ Every stream must have received what it receives from an engine that nobody kill
 missing. The books of the engine that survives must be consistent and hold nothing.
 """
 
+import itertools
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from tests.faults.streams import Ask, Heard, crashing_daemon, make_asks, stream_
 from tests.seeds import fresh_seeds
 
 CLIENTS = 8
+LOADS = 3  # each fills most of the disk, so that blocks are written to it as long as loads take turns
 QUICK_KILLS, KILLS = 4, 200
 RESTARTS = "tiercel_engine_restarts_total"
 
@@ -35,13 +37,16 @@ def flags(folder: Path) -> tuple[str, ...]:
 def random_crashes(rng: random.Random, count: int) -> list[Crash]:
     """Return crashes in rounds: each round has every point once, in random order.
 
-    So no three kills before the first step, of which no request can be the cause, come within a minute.
+    So no three kills before the first step, of which no request can be the cause, come within a minute. The first
+    engine has no copies of an earlier one to verify, so that the first crash is another.
     """
     crashes: list[Crash] = []
     while len(crashes) < count:
         crashes += [
             Crash(point, rng.randint(1, 2 if point == "verify" else 10)) for point in rng.sample(POINTS, len(POINTS))
         ]
+    if crashes[0].point == "verify":
+        crashes[0], crashes[1] = crashes[1], crashes[0]
     return crashes[:count]
 
 
@@ -60,20 +65,26 @@ def serve_with_kills(folder: Path, kills: int, seed: int) -> Counter[str]:
     rng = random.Random(seed)
     calm = folder / "calm"
     calm.mkdir()
-    asks = make_asks(rng, PROMPTS, 3 * CLIENTS, (20, 80))
+    loads: list[tuple[list[Ask], list[Heard]]] = []
     with crashing_daemon(calm, CrashPlan(calm), *flags(calm)) as running:
-        expected = stream_all(running.url, asks, CLIENTS)
-        assert all(heard.is_complete and not heard.errors for heard in expected)
+        for number in range(LOADS):
+            asks = make_asks(rng, [f"Load {number}. {prompt}" for prompt in PROMPTS], 3 * CLIENTS, (20, 80))
+            expected = stream_all(running.url, asks, CLIENTS)
+            assert all(heard.is_complete and not heard.errors for heard in expected)
+            loads.append((asks, expected))
     plan, crashes = CrashPlan(folder), random_crashes(rng, kills)
     plan.write(crashes)
+    rounds = itertools.cycle(loads)
     with crashing_daemon(folder, plan, *flags(folder)) as running:
         while len(plan.done()) < kills:
             before = len(plan.done())
             for _ in range(10):  # a crash at a point that this load seldom reaches may take several rounds
+                asks, expected = next(rounds)
                 compare(asks, expected, stream_all(running.url, asks, CLIENTS), seed)
                 if len(plan.done()) > before:
                     break
             assert len(plan.done()) > before, f"seed {seed}: {crashes[before]} was never reached"
+        asks, expected = next(rounds)
         compare(asks, expected, stream_all(running.url, asks, CLIENTS), seed)
         wait_until_idle(running, plan)
         assert running.metric(RESTARTS) == kills
