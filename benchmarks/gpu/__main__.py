@@ -1,9 +1,10 @@
 """Run sections one after the other, each in its own process, and write one JSON file and one table.
 
-    python benchmarks/gpu/run.py [--sections NAMES] [--quick] [--out FOLDER] [--peer FOLDER]
+    python benchmarks/gpu/run.py [--sections NAMES] [--quick] [--strict] [--out FOLDER] [--peer FOLDER]
 
 Results are printed as they are measured. Both files are rewritten after every section, so an aborted run keeps its
-results. Without a GPU the exit code is 2, with one line of explanation; 1 if a section measured nothing.
+results. Without a GPU the exit code is 2, with one line of explanation; 1 if a section measured nothing; with --strict
+3 if a target of a section that ran is not met, or a part of it failed.
 """
 
 import argparse
@@ -16,17 +17,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.gpu.catalog import MAX_S, SECTIONS, Section, choose
 from benchmarks.gpu.figure import Failure, SectionResult, read_result, write_json
 from benchmarks.gpu.report import as_json, as_table
-from benchmarks.gpu.targets import overlap_verdict, values_of
+from benchmarks.gpu.targets import TARGETS, overlap_verdict, values_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
-EXIT_UNMEASURED, EXIT_NO_GPU = 1, 2
+EXIT_UNMEASURED, EXIT_NO_GPU, EXIT_MISSED = 1, 2, 3
 _PATIENCE = 1.25  # times the budget, because a section checks its budget only between two parts
 _GRACE_S = 10.0  # in addition
 _MIN_S = 8.0  # a section that would get less time is left out
@@ -47,6 +49,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         "--sections", metavar="NAMES", help="comma-separated names; default: all except `peer` and the extra ones"
     )
     parser.add_argument("--quick", action="store_true", help="smaller measurements, in 40 %% of the time")
+    parser.add_argument("--strict", action="store_true", help="exit with 3 if a target is not met or a part failed")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the two files, default: %(default)s")
     parser.add_argument(
         "--peer", type=Path, metavar="FOLDER", help="environment or site folder with vLLM; adds section `peer`"
@@ -172,7 +175,18 @@ def main(words: list[str] | None = None) -> int:
     print(as_table(facts, results))
     print(overlap_verdict(values_of(figure for result in results for figure in result.figures)))
     print(f"written: {out / 'results.json'}, {out / 'results.md'}")
-    return EXIT_UNMEASURED if any(not result.figures for result in results) else 0
+    return exit_code(results, is_strict=given.strict)
+
+
+def exit_code(results: Sequence[SectionResult], *, is_strict: bool) -> int:
+    """Return the status of a run. Targets of sections that did not run do not count."""
+    if any(not result.figures for result in results):
+        return EXIT_UNMEASURED
+    values = values_of(figure for result in results for figure in result.figures)
+    sections = {result.section for result in results}
+    owed = [target for target in TARGETS if target.figure.partition(".")[0] in sections]
+    is_kept = all(target.verdict(values) == "met" for target in owed) and not any(one.failures for one in results)
+    return EXIT_MISSED if is_strict and not is_kept else 0
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ SECTIONS = (
     Section("streams", "64 streams over HTTP: time outside the model", 45),
     Section("overlap", "half-batches beside each other, prefill beside decode, on disjoint processors", 35),
     Section("layout", "block-first against layer-first, block sizes, tiles", 30),
+    Section("quantized", "weights of 4 and 8 bits beside bfloat16: steps, products, tiles", 120, is_extra=True),
     Section("disk", "the SSD tier through its own threads", 15),
     Section("replay", "context switches under changing priorities, on the device", 90, is_extra=True),
     Section("switches", "context switches, simulated, at the measured speed of copies; no GPU", 240, is_extra=True),

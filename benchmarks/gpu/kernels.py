@@ -23,6 +23,7 @@ from benchmarks.gpu.cases import (
     poisoned,
     relative_error,
 )
+from benchmarks.gpu.quantized_cases import SCHEMES, product_error
 from tiercel.engine.attention.base import Attention, PagedReader
 from tiercel.engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
 from tiercel.engine.attention.sdpa import SdpaAttention
@@ -48,7 +49,8 @@ _FEW_PROCESSORS = 8
 
 
 def run(bench: Bench) -> None:
-    """Record `attention.BACKEND.CASE.KIND`, `ops.CASE`, `add_norm`, `silu_mul`, `sampling`, `top_p`, `worst_error`."""
+    """Record the errors of `attention.BACKEND.CASE.KIND`, `ops.CASE`, `add_norm`, `silu_mul`, `sampling`, `top_p` and
+    `quantized.SCHEME`, and the `worst_error`."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     worst = 0.0
 
@@ -73,6 +75,8 @@ def run(bench: Bench) -> None:
     check("silu_mul", lambda: silu_mul_error(dtype, device))
     check("sampling", lambda: sampling_error(_VOCAB, 64, device))
     check("top_p", lambda: search_error(_VOCAB, 64, device))
+    for scheme in SCHEMES:
+        check(f"quantized.{scheme}", lambda scheme=scheme: product_error(scheme, dtype, device))
     for case in CASES[:3] if bench.is_quick else CASES:
         for name, backend in backends.items():
             if not bench.has_time(f"{name} {case.name}", 3.0) or (name == "fa3" and not fits_fa3(case)):

@@ -49,6 +49,11 @@ TARGETS = (
     Target("decode at batch 1, 1k context: share of the serial bound", "decode.batch_1.share", 0.85, ""),
     Target("decode at batch 32", "decode.batch_32.share", 0.82, ""),
     Target("decode at batch 256", "decode.batch_256.share", 0.80, ""),
+    Target("int4 beside bfloat16: a decode step at batch 1", "quantized.step.int4.batch_1.ratio", 1.8, "x"),
+    Target("int4 at batch 32", "quantized.step.int4.batch_32.ratio", 1.3, "x"),
+    Target("fp8 beside bfloat16: a decode step at batch 1", "quantized.step.fp8.batch_1.ratio", 1.4, "x"),
+    Target("fp8: the products of a layer with 4,096 rows", "quantized.gemm.4096.fp8", 1.3, "x"),
+    Target("int8 on both sides: the products of a layer with 4,096 rows", "quantized.gemm.4096.w8a8", 1.2, "x"),
     Target("groups of blocks to the host", "copies.down_groups", 40, "GB/s", share_of=("copies.plain_down", 0.85)),
     Target("groups of blocks to the device", "copies.up_groups", 40, "GB/s", share_of=("copies.plain_up", 0.85)),
     Target(

@@ -88,7 +88,12 @@ def narrow(x, unit, FORMAT: tl.constexpr):
     """Return x / unit rounded to 8 bits, as int8; 0 where the unit is 0. Shapes: x float32; unit broadcasts to it."""
     limit = 448.0 if FORMAT == FP8 else 127.0
     ratio = tl.div_rn(tl.where(unit > 0, x, 0.0), tl.where(unit > 0, unit, 1.0))
-    ratio = tl.minimum(tl.maximum(ratio, -limit), limit)
+    return round_to(tl.minimum(tl.maximum(ratio, -limit), limit), FORMAT)
+
+
+@triton.jit
+def round_to(ratio, FORMAT: tl.constexpr):
+    """Return numbers rounded to 8 bits, halves to the even ones, as int8. Shapes: float32 that the type can hold."""
     if FORMAT == INT8:
         return (ratio + _ROUNDING).to(tl.int32, bitcast=True).to(tl.int8)
     bits = ratio.to(tl.int32, bitcast=True)

@@ -12,12 +12,13 @@ from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
 from tiercel.engine.models.moe import MixtureMLP
 from tiercel.engine.models.ops import Angles, AttentionParts, LayerParts, LayerRunner, Ops
 from tiercel.engine.models.precision import Precision
+from tiercel.engine.models.quantized_parts import WeightKernels
 from tiercel.engine.models.rope import Rotary
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.linear import PACKED_DTYPES, return_freed_memory
 
-LibraryOf = Callable[[Linear], NativeLibrary | None]
-"""Returns the native kernels for a layer; None if oneDNN computes it."""
+LibraryOf = Callable[[Linear], WeightKernels | None]
+"""Returns the kernels for a layer; None if oneDNN computes it."""
 
 PrefersNative = Callable[[int, int], bool]
 """Returns whether the native kernels are faster than oneDNN for a weight of these outputs and inputs."""
@@ -234,6 +235,13 @@ class Decoder:
                 self._embedding = self._embedding.new_empty(0)
             return_freed_memory()
             self.products = "native" if prefers is None else "native or oneDNN, by weight"
+            return
+        packer = None if precision.scheme is None else self._ops.quantized_packer(device)
+        if packer is not None:
+            for layer in self._layers:
+                layer.pack(lambda _: packer)
+            self._head.pack(packer)
+            self.products = "Triton where weights are quantised, else torch"
             return
         if not can_pack(precision, device):
             return

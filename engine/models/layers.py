@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiercel.engine.models.precision import Precision
-from tiercel.engine.models.quantized_parts import QuantizedParts, QuantizedTarget
-from tiercel.engine.native.library import NativeLibrary
+from tiercel.engine.models.quantized_parts import QuantizedPacker, QuantizedParts, QuantizedTarget, WeightKernels
 from tiercel.engine.native.linear import PackedLinear
 
 Target = tuple[str, Tensor | QuantizedTarget]
@@ -130,16 +129,19 @@ class Linear:
             for name, rows in zip(names, self.bias.split(self.outputs), strict=True):
                 yield f"{name}.bias", rows
 
-    def pack(self, library: NativeLibrary | None = None) -> None:
-        """Replace the loaded weight by a packed one: for the native kernels if given, else for oneDNN.
+    def pack(self, kernels: WeightKernels | None = None) -> None:
+        """Replace the loaded weight by a packed one: for the kernels if given, else for oneDNN.
 
-        `library` takes weights of 16 bits and quantised ones; oneDNN those that `can_pack` names.
+        The native library takes weights of 16 bits and quantised ones, a `QuantizedPacker` quantised ones alone, oneDNN
+        those that `can_pack` names.
         """
         if self._quantized is not None:
-            if library is not None:
-                self._quantized.pack(library, self.bias)
-        elif library is not None:
-            self._native = PackedLinear(library, self.weight, self.bias)
+            if kernels is not None:
+                self._quantized.pack(kernels, self.bias)
+        elif isinstance(kernels, QuantizedPacker):
+            return
+        elif kernels is not None:
+            self._native = PackedLinear(kernels, self.weight, self.bias)
             self._weight = self.weight.new_empty(0)
         elif self.weight.dtype is not torch.float32 or self.weight.numel() >= _MAX_PACKED_FLOAT32:
             self._packed = _pack_weight(self.weight)

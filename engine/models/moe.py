@@ -10,7 +10,7 @@ from tiercel.engine.models.layers import Linear, Target
 from tiercel.engine.models.mixture_config import MixtureConfig
 from tiercel.engine.models.ops import ExpertParts, ExpertRunner, Ops
 from tiercel.engine.models.precision import Precision
-from tiercel.engine.native.library import NativeLibrary
+from tiercel.engine.models.quantized_parts import WeightKernels
 
 _PIECE_BYTES = 64 << 20  # of the chosen experts' outputs that are in memory at once on a CPU
 
@@ -74,7 +74,7 @@ class MixtureMLP:
             yield from expert.gate_up.targets(f"{place}{names.gate}", f"{place}{names.up}")
             yield from expert.down.targets(f"{place}{names.down}")
 
-    def pack(self, library_of: Callable[[Linear], NativeLibrary | None]) -> None:
+    def pack(self, library_of: Callable[[Linear], WeightKernels | None]) -> None:
         """See `Linear.pack`."""
         for linear in (self._router, *(linear for expert in self._experts for linear in expert)):
             linear.pack(library_of(linear))

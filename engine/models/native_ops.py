@@ -88,3 +88,7 @@ class NativeOps:
     def join_experts(self, experts: Sequence[ExpertParts]) -> None:
         """See `Ops.join_experts`."""
         return
+
+    def quantized_packer(self, device: torch.device) -> None:
+        """See `Ops.quantized_packer`."""
+        return

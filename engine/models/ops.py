@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.layers import Linear, RMSNorm
+from tiercel.engine.models.quantized_parts import QuantizedPacker
 from tiercel.engine.models.rope import Rotary
 
 Angles = tuple[Tensor, Tensor]
@@ -112,4 +114,8 @@ class Ops(Protocol):
 
     def join_experts(self, experts: Sequence[ExpertParts]) -> ExpertRunner | None:
         """Return a runner for experts whose weights are loaded; None if those that are hit are called one by one."""
+        ...
+
+    def quantized_packer(self, device: torch.device) -> QuantizedPacker | None:
+        """Return what packs the quantised weights on this device for kernels of the ops; None if they have none."""
         ...

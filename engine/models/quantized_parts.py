@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -52,12 +53,35 @@ class QuantizedTarget:
         self._take(compact.to(self._device))
 
 
+class PackedProduct(Protocol):
+    """A weight as kernels read it, with the bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product in x's dtype. Shapes: x [T, inputs] -> [T, outputs]."""
+        ...
+
+    def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return rows of the weight in `dtype`. Shapes: tokens [T] int64 -> [T, inputs]. Errors: IndexError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedPacker:
+    """Kernels that multiply by quantised weights alone. `pack` returns None for a weight that they do not know."""
+
+    pack: Callable[[CompactWeight, Tensor | None], PackedProduct | None]
+
+
+WeightKernels = NativeLibrary | QuantizedPacker
+"""Kernels that read weights in a layout of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartProduct:
     """The rows of a matrix that are multiplied in one product."""
 
     rows: slice
-    weight: Tensor | CompactWeight | PackedLinear  # a packed one has its bias
+    weight: Tensor | CompactWeight | PackedProduct
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Shapes: x [T, inputs], bias: of all rows of the matrix -> [T, rows]."""
@@ -65,10 +89,10 @@ class PartProduct:
         match self.weight:
             case CompactWeight():
                 return self.weight.forward(x, own)
-            case PackedLinear():
-                return self.weight.forward(x)
-            case _:
+            case Tensor():
                 return F.linear(x, self.weight.to(x.dtype), own)
+            case _:
+                return self.weight.forward(x)
 
 
 class QuantizedParts:
@@ -117,13 +141,13 @@ class QuantizedParts:
         only = self._products[0].weight if len(self._products) == 1 else None
         return only if isinstance(only, PackedLinear) else None
 
-    def pack(self, library: NativeLibrary, bias: Tensor | None) -> None:
-        """Replace weights by packed ones for the native kernels, where these take them, one after the other."""
+    def pack(self, kernels: WeightKernels, bias: Tensor | None) -> None:
+        """Replace weights by packed ones for these kernels, where they take them, one after the other."""
         products, self._products = list(self._products), ()
         while products:
             product = products.pop(0)
             own = None if bias is None else bias[product.rows]
-            packed = _pack(library, product.weight, own)
+            packed = _pack(kernels, product.weight, own)
             self._products = (*self._products, PartProduct(product.rows, packed))
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -155,11 +179,13 @@ def _join(parts: Sequence[Tensor | CompactWeight]) -> Iterator[PartProduct]:
 
 
 def _pack(
-    library: NativeLibrary, weight: Tensor | CompactWeight | PackedLinear, bias: Tensor | None
-) -> Tensor | CompactWeight | PackedLinear:
+    kernels: WeightKernels, weight: Tensor | CompactWeight | PackedProduct, bias: Tensor | None
+) -> Tensor | CompactWeight | PackedProduct:
     """Return the weight as the kernels read it; as it is if they do not know such a weight."""
+    if isinstance(kernels, QuantizedPacker):
+        return (kernels.pack(weight, bias) or weight) if isinstance(weight, CompactWeight) else weight
     if isinstance(weight, CompactWeight):
-        return PackedLinear.quantized(library, weight.canonical(), bias) or weight
+        return PackedLinear.quantized(kernels, weight.canonical(), bias) or weight
     if isinstance(weight, Tensor) and weight.dtype in PACKED_DTYPES:
-        return PackedLinear(library, weight, bias)
+        return PackedLinear(kernels, weight, bias)
     return weight

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -59,4 +60,8 @@ class TorchOps:
 
     def join_experts(self, experts: Sequence[ExpertParts]) -> None:
         """See `Ops.join_experts`."""
+        return
+
+    def quantized_packer(self, device: torch.device) -> None:
+        """See `Ops.quantized_packer`."""
         return

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from tiercel.engine.attention.base import PagedReader
@@ -10,8 +11,10 @@ from tiercel.engine.kernels.activation import silu_mul
 from tiercel.engine.kernels.experts import GroupedExperts
 from tiercel.engine.kernels.norm import add_norm
 from tiercel.engine.kernels.rotary import position_angles, store_heads
+from tiercel.engine.models.device_linear import DeviceFacts, DeviceLinear
 from tiercel.engine.models.layers import RMSNorm
 from tiercel.engine.models.ops import Angles, ExpertParts, LayerParts
+from tiercel.engine.models.quantized_parts import QuantizedPacker
 from tiercel.engine.models.rope import Rotary
 
 
@@ -55,3 +58,8 @@ class TritonOps:
     def join_experts(self, experts: Sequence[ExpertParts]) -> GroupedExperts:
         """See `Ops.join_experts`."""
         return GroupedExperts([one.gate_up.weight for one in experts], [one.down.weight for one in experts])
+
+    def quantized_packer(self, device: torch.device) -> QuantizedPacker:
+        """See `Ops.quantized_packer`. Waits for the device."""
+        facts = DeviceFacts.of(device)
+        return QuantizedPacker(lambda weight, bias: DeviceLinear.pack(weight, bias, facts))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -288,6 +289,22 @@ def test_the_table_has_a_row_for_every_target_and_lists_failures() -> None:
 
 def test_numbers_are_shown_with_the_digits_that_count() -> None:
     assert [show(value) for value in (25_123.4, 0.012346, 1.03, float("inf"))] == ["25,123", "0.01235", "1.03", "inf"]
+
+
+def test_a_strict_run_fails_for_a_target_that_is_not_met_and_for_a_part_that_failed() -> None:
+    good = [SectionResult("kernels", [Figure("kernels.worst_error", 0.004, "relative error", {})])]
+    bad = [SectionResult("kernels", [Figure("kernels.worst_error", 0.05, "relative error", {})])]
+    without = [SectionResult("kernels", [Figure("kernels.add_norm", 0.004, "relative error", {})])]
+    broken = [replace(good[0], failures=[Failure("top_p", "AssertionError")])]
+    for results, status in (
+        (good, 0),
+        (bad, program.EXIT_MISSED),
+        (without, program.EXIT_MISSED),
+        (broken, program.EXIT_MISSED),
+    ):
+        assert program.exit_code(results, is_strict=True) == status
+        assert program.exit_code(results, is_strict=False) == 0
+    assert program.exit_code(RESULTS, is_strict=True) == program.EXIT_UNMEASURED
 
 
 def test_values_are_found_by_the_whole_name() -> None:

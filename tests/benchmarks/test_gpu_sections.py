@@ -12,7 +12,20 @@ import torch
 from torch import Tensor
 
 from benchmarks import fastswitch_trace
-from benchmarks.gpu import attention, decode, dummy, engine, kernels, layout, overlap, replay, swap, throughput
+from benchmarks.gpu import (
+    attention,
+    decode,
+    dummy,
+    engine,
+    kernels,
+    layout,
+    overlap,
+    quantized,
+    quantized_cases,
+    replay,
+    swap,
+    throughput,
+)
 from benchmarks.gpu.bare import open_bare
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.bounds import ModelShape
@@ -34,7 +47,10 @@ from tiercel.engine.attention.cache_rows import write_rows
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
+from tiercel.engine.kernels.product_tiles import ProductTile
 from tiercel.engine.measure.stopwatch import Laps
+from tiercel.engine.models.device_linear import DeviceLinear
+from tiercel.engine.models.quantized_weight import QuantizedWeight
 from tiercel.engine.offline import OfflineAnswer, OfflineEngine, OfflineRun
 from tiercel.outcome import Gauges
 
@@ -377,3 +393,54 @@ def test_traffic_keeps_both_ways_busy_while_it_lasts() -> None:
     traffic.close()
     assert traffic.gb_per_s.keys() == {"down", "up"}
     ends.close()
+
+
+# ---- weights of 4 and 8 bits
+
+
+@in_interpreter
+@pytest.mark.parametrize("scheme", quantized_cases.SCHEMES)
+def test_quantised_products_pass_their_own_check_in_the_interpreter(scheme: str) -> None:
+    shapes = (128, 256), (40, 96)
+    assert quantized_cases.product_error(scheme, torch.float32, CPU, shapes, rows=(1, 20)) < 1e-4
+
+
+@in_interpreter
+def test_a_weight_that_is_read_wrong_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = quantized_cases.open_product
+
+    def wrong(weight: QuantizedWeight, device: torch.device) -> DeviceLinear:
+        offsets = torch.zeros_like(weight.scales) if weight.offsets is None else weight.offsets
+        return right(replace(weight, values=weight.values & 15, offsets=offsets + weight.scales), device)
+
+    monkeypatch.setattr(quantized_cases, "open_product", wrong)
+    error = quantized_cases.product_error("int4_zeros", torch.float32, CPU, ((40, 96),), rows=(20,))
+    assert error > kernels.MAX_ERROR
+
+
+@in_interpreter
+def test_products_and_tiles_of_weights_of_4_bits_record_their_figures(tmp_path: Path) -> None:
+    bench = Bench("quantized", 60.0, tmp_path / "quantized.json")
+    quantized.products(bench, "int4", 2, {"qkv": (48, 256), "down": (32, 128)}, CPU, millisecond)
+    few = ProductTile(16, 32, 4, 2), ProductTile(32, 32, 4, 2), ProductTile(64, 32, 4, 2)
+    quantized.tiles(bench, "int4", 40, (48, 256), CPU, millisecond, few)
+    assert not bench.result.failures
+    product, tile = bench.result.figures
+    assert (product.name, product.value, product.facts["us"]) == ("quantized.gemm.2.int4", 1.0, 2000.0)
+    read_bytes = (48 * 256 + 32 * 128) / 2 + (48 * 2 + 32) * 2  # in two milliseconds
+    assert product.facts["weights_tb_per_s"] == pytest.approx(read_bytes / 2 / 1e9)
+    assert (tile.name, tile.facts["tried"]) == ("quantized.tile.int4.40.best", 2)
+
+
+@pytest.mark.parametrize("name", quantized.CONFIGS)
+def test_steps_of_each_scheme_are_recorded_beside_those_of_bfloat16(
+    name: str, tmp_path: Path, tiny: dict[str, object]
+) -> None:
+    config = dummy.TINY | {"hidden_size": 128, "head_dim": 32, "dtype": "bfloat16", "torch_dtype": "bfloat16"}
+    flags = tiny | {"model": str(quantized.write_quantized_model(tmp_path, config, name)), "max_num_seqs": 2}
+    bench = Bench("quantized", 60.0, tmp_path / "quantized.json")
+    with open_tiny(tmp_path, flags) as opened:
+        ms = quantized.measure_steps(bench, opened, f"step.{name}.batch_2", 2, 10.0, prompt=20, output=8)
+    told = {figure.name: figure.value for figure in bench.result.figures}
+    assert told[f"quantized.step.{name}.batch_2.step_ms"] == ms
+    assert told[f"quantized.step.{name}.batch_2.ratio"] == pytest.approx(10.0 / ms)

@@ -1,6 +1,7 @@
 """Quantised checkpoints: the logits of the dequantised model in transformers, for every format."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,18 @@ from tests.conformance.quantized import (
     write_quantized,
 )
 from tests.engine.models.paged_run import PagedRun
-from tests.seeds import fresh_seeds
+from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.models.base import Model
+from tiercel.engine.models.config import parse_decoder, read_config
+from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.precision import Precision
+from tiercel.engine.models.quantization_scheme import choose_scheme
 from tiercel.engine.models.registry import load_model
+from tiercel.engine.models.triton_ops import TritonOps
+from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint
 from tiercel.engine.native.library import find_library
 from tiercel.settings import Dtype, EngineSettings
 
@@ -136,6 +144,28 @@ def test_native_kernels_give_the_logits_of_the_dequantised_model(name: str, dtyp
     assert model.products == "native"
 
 
+def load_on_device(folder: Path, dtype: torch.dtype) -> Decoder:
+    """Return the model with the operators of a GPU, in Triton's interpreter."""
+    fields = read_config(folder)
+    precision = replace(Precision.of(dtype), scheme=choose_scheme("auto", fields))
+    model = Decoder(parse_decoder(fields), TritonOps(TritonAttention(4)), precision, CPU)
+    load_weights(dict(model.targets()), open_checkpoint(folder), ContentDigest(), None)
+    model.pack()
+    assert model.products.startswith("Triton")
+    return model
+
+
+@pytest.mark.parametrize("name", fast_and_slow(("pack-quantized int4 zero points",), ("awq", "gptq int4 desc_act")))
+def test_kernels_of_a_gpu_give_the_logits_of_the_dequantised_model(name: object, tmp_path: Path) -> None:
+    make, family = WEIGHT_ONLY[str(name)]
+    seed = fresh_seeds(1)[0]
+    reference = make(tmp_path, family, seed)
+
+    largest, _ = difference_of(reference, load_on_device(tmp_path, torch.float32), seed)
+
+    assert largest < 1e-3, f"seed {seed}"
+
+
 def to_int8(x: Tensor) -> Tensor:
     scale = x.abs().amax(-1, keepdim=True) / 127
     return torch.round(x / scale) * scale
@@ -210,9 +240,18 @@ WITH_ACTIVATIONS: dict[str, tuple[Make, Family]] = {
 }
 
 
-@pytest.mark.parametrize("name", WITH_ACTIVATIONS)
-def test_rounded_activations_give_the_logits_of_a_model_that_rounds_the_same_values(name: str, tmp_path: Path) -> None:
+ROUNDED_ON_DEVICE = fast_and_slow(
+    (("int-quantized per token", True),),
+    [(name, True) for name in WITH_ACTIVATIONS if name != "int-quantized per token"],
+)
+
+
+@pytest.mark.parametrize("case", [*((name, False) for name in WITH_ACTIVATIONS), *ROUNDED_ON_DEVICE])
+def test_rounded_activations_give_the_logits_of_a_model_that_rounds_the_same_values(
+    case: tuple[str, bool], tmp_path: Path
+) -> None:
     """A value that lies between two rounded ones may go either way, so the bound is on the mean of the differences."""
+    name, is_on_device = case
     make, family = WITH_ACTIVATIONS[name]
     seed = fresh_seeds(1)[0]
     reference = make(tmp_path, family, seed)
@@ -224,7 +263,9 @@ def test_rounded_activations_give_the_logits_of_a_model_that_rounds_the_same_val
     with torch.inference_mode():
         without = reference(tokens[None]).logits[0]
 
-    found = PagedRun(load(tmp_path), 1, LENGTH).prefill(tokens, 17)
+    model = load_on_device(tmp_path, torch.float32) if is_on_device else load(tmp_path)
+
+    found = PagedRun(model, 1, LENGTH).prefill(tokens, 17)
 
     rounding_error = float((without - expected).abs().mean())
     assert float((found - expected).abs().mean()) < 0.2 * rounding_error, f"seed {seed}"

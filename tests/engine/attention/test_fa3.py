@@ -124,11 +124,13 @@ def test_splits_are_bounded(fake: ModuleType, pieces: list[tuple[int, int]], spl
     [
         (Scene(RAGGED, torch.float16), AttentionParams(scale=1.0, sinks=torch.ones(6)), "attention sinks"),
         (Scene(RAGGED, torch.float32), PARAMS["plain"], "float32"),
+        (Scene(RAGGED, torch.float16, cache=torch.int8), PARAMS["plain"], "cache of 8 bits"),
+        (Scene(RAGGED, torch.float16, cache=torch.float8_e4m3fn), PARAMS["plain"], "--kv-cache-dtype"),
         (Scene(RAGGED, torch.float16, head_dim=20), PARAMS["plain"], "heads of 20"),
         (Scene(RAGGED, torch.float16, head_dim=264), PARAMS["plain"], "heads of 264"),
         (Scene(RAGGED, torch.float16, block_size=64), PARAMS["plain"], "--block-size up to 63"),
     ],
-    ids=["sinks", "float32", "odd_head", "large_head", "large_block"],
+    ids=["sinks", "float32", "int8", "fp8", "odd_head", "large_head", "large_block"],
 )
 def test_unsupported_layers_are_rejected_or_left_to_the_spare(
     fake: ModuleType, scene: Scene, params: AttentionParams, said: str

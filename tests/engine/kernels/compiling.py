@@ -1,5 +1,5 @@
-"""Compiles kernels for a Hopper GPU where there is none. Run as a script it is the process that does so: Triton's
-interpreter, in which the other tests run, cannot be left again."""
+"""Compiles kernels for a GPU, by default a Hopper, where there is none. Run as a script it is the process that does
+so: Triton's interpreter, in which the other tests run, cannot be left again."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ class Job:
 
     `module.kernel` names it; `types` has an argument's type by its name, as Triton spells it ("*bf16", "i64", "fp32");
     `constants` are its compile-time arguments; `aligned` are the arguments that are multiples of 16, as addresses and
-    strides mostly are.
+    strides mostly are; `capability` is that of the GPU.
     """
 
     module: str
@@ -33,6 +33,7 @@ class Job:
     num_warps: int = 4
     num_stages: int = 3
     aligned: tuple[str, ...] = ()
+    capability: int = HOPPER
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _compile(job: Job) -> Compiled:
     attrs = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(kernel.arg_names) if name in job.aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=job.constants, attrs=attrs)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
-    made = triton.compile(source, target=GPUTarget("cuda", HOPPER, 32), options=options)
+    made = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
     return Compiled(made.asm["ptx"], made.metadata.shared, *_usage(made.asm["cubin"]))
 
 

@@ -18,7 +18,11 @@ from triton.runtime.jit import JITFunction, native_specialize_impl
 from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.experts import GroupedExperts
+from tiercel.engine.kernels.product_tiles import PRODUCT_TILES
 from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
+from tiercel.engine.models.activation_rounding import quantize_weight
+from tiercel.engine.models.device_linear import DeviceFacts, DeviceLinear
+from tiercel.engine.models.quantized_linear import CompactWeight
 from tiercel.engine.models.triton_ops import TritonOps
 from tiercel.engine.sampling import Sampler
 from tiercel.request import SamplingParams
@@ -119,3 +123,19 @@ def test_products_of_experts_compile_once_for_few_tokens_and_once_for_many(launc
     assert {constants for name, constants in launches.keys if name == "expert_product_kernel"} == {
         (16, 64, 32, "ieee"), (64, 64, 32, "ieee")
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_quantised_products_compile_once_for_each_tile_and_for_rows_that_need_the_last_one_twice(
+    launches: Launches, rounds: bool
+) -> None:
+    weight = quantize_weight(torch.randn(96, 1024), 8 if rounds else 4)
+    compact = CompactWeight.of(replace(weight, activations="int8") if rounds else weight)
+    layer = DeviceLinear.pack(compact, torch.zeros(96), DeviceFacts(132, has_float8=False, scales_rows=False))
+    assert layer is not None
+    for rows in (1, 2, 3, 15, 16, 17, 32, 63, 64, 65, 77, 128, 129, 200, 1111):
+        layer.forward(torch.zeros(rows, 1024, dtype=torch.bfloat16))
+    others = {"round_rows_kernel"} if rounds else set()
+    launches.assert_one_each("quantized_product_kernel", "merge_parts_kernel", *others)
+    found = [constants for name, constants in launches.keys if name == "quantized_product_kernel"]
+    assert len(found) == len(PRODUCT_TILES) + 1
