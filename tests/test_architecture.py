@@ -28,6 +28,7 @@ OURS: dict[str, set[str]] = {
     "fleet": {"tiercel"},
     "loadtest": {"tiercel"},
     "embedded": set(),
+    "modelfile": {"tiercel"},
     "simulation": {"tiercel", "device", "kvcache", "scheduler", "fleet"},
     "cli": {"tiercel", "device", "kvcache", "kvcache.store", "engine", "server", "loadtest", "simulation", "scheduler"},
 }
@@ -56,6 +57,7 @@ THEIRS: dict[str, set[str]] = {
     "fleet": {"msgspec"},
     "loadtest": {"httpx", "httptools", "jinja2", "matplotlib", "numpy", "tokenizers", "msgspec", "yaml"},
     "embedded": set(),
+    "modelfile": set(),
     "simulation": {"msgspec", "numpy"},
     "cli": {"typer", "rich", "httpx", "msgspec", "torch"},
 }

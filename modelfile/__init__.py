@@ -1,0 +1,1 @@
+"""Models in one file (GGUF): where their metadata and tensors are."""
