@@ -23,7 +23,7 @@ OURS: dict[str, set[str]] = {
     "kvcache": {"tiercel"},
     "kvcache.store": {"tiercel", "kvcache", "device"},
     "scheduler": {"tiercel"},
-    "engine": {"tiercel", "device", "kvcache", "kvcache.store", "scheduler"},
+    "engine": {"tiercel", "modelfile", "device", "kvcache", "kvcache.store", "scheduler"},
     "server": {"tiercel", "fleet"},
     "fleet": {"tiercel"},
     "loadtest": {"tiercel"},
