@@ -6,8 +6,18 @@ from collections.abc import Collection, Mapping
 from tiercel.errors import InvariantError
 from tiercel.ids import EngineId, TenantId
 
-LEAD_S = 0.5
-"""T: a tenant that is ahead of another one by so many seconds of its share has its weight divided by e against it."""
+LEAD_S = 4.0
+"""T: a tenant that is ahead of another one by so many seconds of its share has its weight divided by e against it.
+
+An engine follows a new weight only as running answers end, one to two seconds later. With a T below that delay the
+shares swing from nothing to twice the share, for ever.
+"""
+
+MAX_LEAD_S = 1.5
+"""The most that leads are apart: beyond it a tenant that its engines cannot give its share runs up no claim."""
+
+_ROUNDS = 6
+"""Of the even weights: each divides what a tenant would get too much by at least the root of it."""
 
 MOST_FACTOR = 16.0
 """The limit of the factor on a weight, up and down: no tenant gets less than 1/256 of its weight beside another one."""
@@ -19,15 +29,16 @@ class FleetAccount:
     An engine keeps its own tenants fair by their weights. A tenant whose prefixes bind it to few engines gets less than
     its share over all of them, although each engine is fair. Here the *lead* of a tenant is its service over all
     engines, measured in seconds of its share of the whole fleet (its weight, among tenants with work). An engine uses
-    the weight w * clamp(exp(-lead / T), 1/16, 16). The leads are counted from the middle between the first and the last
-    of the tenants with work, because only the ratios of weights matter and the clamp then leaves them the most room.
+    the weight w * clamp(even * exp(-lead / T), 1/16, 16): `even`, found by `balance`, is what would give every tenant
+    its share if engines obeyed at once, and the lead corrects what that leaves. The leads are counted from the middle
+    between the first and the last of the tenants with work, because only the ratios of weights matter.
 
     A tenant that returns from idle has no lead below the last tenant with work: idle time is not saved up. Leads are at
-    most 2 T ln 16 apart (2.8 s): a tenant that is bound to too few engines for its share does not run up a claim, and
+    most 1.5 s apart: a tenant that is bound to too few engines for its share does not run up a claim, and
     one that was alone is not made to pay for more.
 
     Error: a report is late by up to its interval, in which a tenant may get its share of an engine by an old weight.
-    Leads of tenants are apart for good by T times the logarithm of the ratio of weights that evens them out; the rate
+    Leads of tenants stay apart by T times the logarithm of what `even` misses; the rate
     of their service is even. Several fronts that hear the same engines find the same weights.
     """
 
@@ -37,12 +48,13 @@ class FleetAccount:
             raise InvariantError("fleet_account.limits", lead_s=lead_s, most_factor=most_factor)
         self._lead_s = lead_s
         self._most_factor = most_factor
-        self._span_s = 2 * lead_s * math.log(most_factor)
+        self._span_s = MAX_LEAD_S
         self._weights: dict[TenantId, float] = {}
         self._counters: dict[EngineId, dict[TenantId, float]] = {}  # the last totals of each engine, milliseconds
         self._working: dict[EngineId, frozenset[TenantId]] = {}  # the tenants with work at each engine
         self._num_working: dict[TenantId, int] = {}  # engines where the tenant has work
         self._working_weight = 0.0
+        self._even: dict[TenantId, float] = {}  # factor that evens out the tenants with work, by `balance`
         self._level_s: dict[TenantId, float] = {}  # service in seconds of the share, from an arbitrary zero
         self._served_ms: dict[TenantId, float] = {}
 
@@ -116,6 +128,33 @@ class FleetAccount:
             share = weight / max(self._working_weight, weight)
             self._level_s[tenant] = self._level_s.get(tenant, 0.0) + ms / 1e3 / (num_engines * share)
 
+    def balance(self) -> None:
+        """Find the factors with which engines that obey weights at once would give every tenant its share.
+
+        A tenant is expected to get, of each engine where it has work, its part by weight of one device. Its factor is
+        multiplied by the root of its share over what it gets from all engines, a few times; the next call goes on from
+        there. A tenant that its engines cannot give its share ends at the limit of the factor. Call it before the
+        weights are read, whenever the engines have reported.
+
+        Cost: O(pairs of an engine and a tenant with work there).
+        """
+        even = {tenant: self._even.get(tenant, 1.0) for tenant in self._num_working}
+        busy = [tenants for tenants in self._working.values() if tenants]
+        for _ in range(_ROUNDS if len(busy) > 1 else 0):
+            weights = {tenant: self.weight(tenant) * factor for tenant, factor in even.items()}
+            got = dict.fromkeys(even, 0.0)
+            for tenants in busy:
+                whole = sum(weights[tenant] for tenant in tenants)
+                for tenant in tenants:
+                    got[tenant] += weights[tenant] / whole
+            for tenant in even:
+                share = len(busy) * self.weight(tenant) / self._working_weight
+                even[tenant] *= math.sqrt(share / got[tenant])
+            middle = math.sqrt(min(even.values()) * max(even.values()))
+            for tenant, factor in even.items():
+                even[tenant] = min(max(factor / middle, 1 / self._most_factor), self._most_factor)
+        self._even = even
+
     def effective_weights(self, engine: EngineId | None = None) -> dict[TenantId, float]:
         """Return the weights that an engine is to use for the tenants that have work there, or those of all with work.
 
@@ -127,7 +166,10 @@ class FleetAccount:
         levels = [self._level_s[tenant] for tenant in self._num_working]
         middle_s = (min(levels) + max(levels)) / 2
         chosen = self._num_working.keys() if engine is None else self._working.get(engine, ())
-        return {tenant: self.weight(tenant) * self._factor(self._level_s[tenant] - middle_s) for tenant in chosen}
+        return {
+            tenant: self.weight(tenant) * self._factor(self._even.get(tenant, 1.0), self._level_s[tenant] - middle_s)
+            for tenant in chosen
+        }
 
     def lead_s(self, tenant: TenantId) -> float:
         """Return a tenant's lead over the last tenant with work, in seconds of its share; 0 if it has no work."""
@@ -158,6 +200,6 @@ class FleetAccount:
             if self._level_s[tenant] < least_s:
                 self._level_s[tenant] = least_s
 
-    def _factor(self, lead_s: float) -> float:
+    def _factor(self, even: float, lead_s: float) -> float:
         most = self._most_factor
-        return min(max(math.exp(-lead_s / self._lead_s), 1 / most), most)
+        return min(max(even * math.exp(-lead_s / self._lead_s), 1 / most), most)

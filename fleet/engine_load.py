@@ -1,6 +1,7 @@
 """The unfinished work of one engine by tenant, and how much of it is ahead of a tenant's next request."""
 
 import math
+from collections.abc import Collection
 
 from msgspec import Struct
 
@@ -43,6 +44,11 @@ class EngineLoad:
         self._ms_by_tenant: dict[TenantId, float] = {}
         self._weight_by_tenant: dict[TenantId, float] = {}
         self._levels: dict[int, _Level] = {}
+
+    @property
+    def tenants(self) -> Collection[TenantId]:
+        """The tenants with work."""
+        return self._ms_by_tenant.keys()
 
     def of(self, tenant: TenantId) -> float:
         """Return the unfinished work of a tenant."""

@@ -99,6 +99,10 @@ class Router:
         load = self._loads[engine]
         return load.total_ms if tenant is None else load.of(tenant)
 
+    def tenants_at(self, engine: EngineId) -> Collection[TenantId]:
+        """Return the tenants with unfinished work at an engine. Errors: KeyError if it has not joined."""
+        return self._loads[engine].tenants
+
     def sequence_ms(self, seq: SeqId) -> float:
         """Return the unfinished work of a sequence; 0 if it is at no engine."""
         underway = self._underway.get(seq)

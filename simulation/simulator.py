@@ -28,6 +28,9 @@ from tiercel.tenant import Tenants, TenantShare
 from tiercel.tier import Route
 from tiercel.wire import Submit
 
+FINGERPRINT = b"simulation"
+"""The fingerprint of the model that all simulated engines serve."""
+
 _TICK_S = 1e-3  # virtual time between steps while no next event has a known time
 _MAX_STALLED_STEPS = 1_000_000  # steps in a row without progress after which the simulation fails
 
@@ -89,11 +92,11 @@ class Simulation:
         self.tally = SimTally(self.shares, self.clock)
         self.policy = open_with(settings, StepCosts(settings.times))
         self.book = SequenceBook(self.policy, settings.max_model_len, ())
-        rates = _rates(settings)
+        rates = simulated_rates(settings)
         self.cache = CacheManager(
             settings.blocks,
             settings.block_size,
-            b"simulation",
+            FINGERPRINT,
             has_prefix_caching=settings.has_prefix_caching,
             host_blocks=settings.host_blocks,
             disk_blocks=settings.disk_blocks,
@@ -132,10 +135,14 @@ class Simulation:
         """Virtual seconds since the start."""
         return self.clock.now_s()
 
-    def submit(self, request: SimRequest) -> SeqId:
-        """Submit a request to the engine now; its age counts from `request.at_s`. Return its sequence id."""
-        self._count += 1
-        seq = SeqId(self._count)
+    def submit(self, request: SimRequest, seq: SeqId | None = None) -> SeqId:
+        """Submit a request to the engine now; its age counts from `request.at_s`. Return its sequence id.
+
+        `seq`: the id of the sequence, if a fleet draws the ids; None: the next one.
+        """
+        if seq is None:
+            self._count += 1
+            seq = SeqId(self._count)
         share = self._share_by_tenant.get(request.tenant) or TenantShare(name=request.tenant)
         self.tally.submit(seq, request.tenant)
         submitted = Request(
@@ -145,7 +152,7 @@ class Simulation:
             arrival_s=request.at_s,
             tenant=request.tenant,
             band=share.band,
-            scope=(f"group {share.group}" if share.group else f"tenant {request.tenant}").encode(),
+            scope=sharing_scope(share),
         )
         self.loop.take([Submit(submitted)])
         return seq
@@ -177,7 +184,12 @@ class Simulation:
         self.clock.advance(max(0.0, until_s - self.now_s))
 
 
-def _rates(settings: SimSettings) -> Rates:
+def sharing_scope(share: TenantShare) -> bytes:
+    """Return the scope in which the requests of a tenant share cached blocks: its group's, or its own."""
+    return (f"group {share.group}" if share.group else f"tenant {share.name}").encode()
+
+
+def simulated_rates(settings: SimSettings) -> Rates:
     """Return the rates that `tiercel calibrate` would measure on such a machine."""
     rates, costs = settings.rates, StepCosts(settings.times)
     speeds: dict[Route, float] = {}

@@ -1,12 +1,13 @@
 """The fleet's account: service is conserved, idle time is not saved up, and no tenant starves on random fleets."""
 
+import math
 import random
 
 import pytest
 
 from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.errors import InvariantError
-from tiercel.fleet.account import FleetAccount
+from tiercel.fleet.account import LEAD_S, MAX_LEAD_S, FleetAccount
 from tiercel.ids import EngineId, TenantId
 
 A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
@@ -33,6 +34,7 @@ class FluidFleet:
         for engine, tenants in self.places.items():
             self.account.note_work(engine, tenants)
         for _ in range(round(seconds / self.every_s)):
+            self.account.balance()
             for engine, tenants in self.places.items():
                 weights = self.account.effective_weights(engine) if self.is_weighted else {}
                 parts = {tenant: weights.get(tenant, self.account.weight(tenant)) for tenant in tenants}
@@ -88,13 +90,25 @@ def test_weights_are_those_of_the_operator_while_all_are_even() -> None:
     assert account.effective_weights() == pytest.approx({A: 3.0, B: 1.0})
 
 
-def test_the_factor_on_a_weight_is_limited() -> None:
+def test_a_tenant_that_cannot_have_its_share_has_the_largest_factor() -> None:
+    account = FleetAccount()
+    for number in range(64):
+        account.join(EngineId(number))
+        account.note_work(EngineId(number), (A, B) if number == 0 else (A,))
+    for _ in range(20):
+        account.balance()
+    assert account.effective_weights() == pytest.approx({A: 1 / 16, B: 16.0})
+
+
+def test_a_lead_and_its_effect_are_limited() -> None:
     account = FleetAccount()
     for engine in (EngineId(0), EngineId(1)):
         account.join(engine)
         account.note_work(engine, (A, B))
     account.note_service(EngineId(0), {A: 1e9})
-    assert account.effective_weights() == pytest.approx({A: 1 / 16, B: 16.0})
+    ratio = math.exp(MAX_LEAD_S / LEAD_S)
+    weights = account.effective_weights()
+    assert weights[B] / weights[A] == pytest.approx(ratio)
     assert account.lead_s(A) < 3.0
 
 
