@@ -20,6 +20,7 @@ from tiercel.cli.collect_env import collect_env
 from tiercel.cli.config import config_app
 from tiercel.cli.console import fail, warn
 from tiercel.cli.drain import drain
+from tiercel.cli.engine import ENGINE_FLAGS, engine
 from tiercel.cli.flags import COMMON, help_listing, with_settings
 from tiercel.cli.kv import kv_app
 from tiercel.cli.plan import plan_command
@@ -29,7 +30,7 @@ from tiercel.cli.simulate import simulate_command
 from tiercel.cli.tenants import tenants_app
 from tiercel.errors import ConfigError, TiercelError
 
-_FLAGGED = ("serve", "check", "calibrate", "show", "throughput", "latency", "run-batch")
+_FLAGGED = ("serve", "engine", "check", "calibrate", "show", "throughput", "latency", "run-batch")
 _NESTED = (["config", "show"], ["bench", "throughput"], ["bench", "latency"])  # verbs of two words
 _SWITCHES = ("--json", "--changed")  # of `config show`, beside the flags of `serve`
 
@@ -83,6 +84,7 @@ def _app(listing: str, verb: str) -> typer.Typer:
     )
     app.callback()(_root)
     app.command()(with_settings(serve, listing))
+    app.command()(with_settings(engine, listing, own=ENGINE_FLAGS))
     app.command()(with_settings(check, listing))
     app.command()(with_settings(calibrate, listing))
     app.command("run-batch")(with_settings(run_batch, listing, own=RUN_BATCH_FLAGS))

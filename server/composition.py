@@ -1,6 +1,7 @@
 """The composition of the HTTP process: its parts, and how they are connected."""
 
 import functools
+import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,8 @@ from tiercel.server.grammar.checker import GrammarChecker
 from tiercel.server.http.body_budget import BodyBudget
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.metrics.tenants import oldest_waits
+from tiercel.server.remote.choice import LeastUnfinished
+from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.tenancy.admission import Admission
 from tiercel.server.tenancy.directory import TenantDirectory, open_directory
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
@@ -63,7 +66,7 @@ def build_context(
     )
     metrics = ServerMetrics(settings.served_model_names[0])
     usages = UsageBook(clock, is_fair=settings.is_fair)
-    client = EngineClient(clock, metrics, usages)
+    client = _open_client(settings, clock, metrics, usages)
     tenants = open_directory(settings, metrics)
 
     def apply_tenants(table: TenantTable) -> None:
@@ -92,7 +95,8 @@ def build_context(
             set_log_level(server.log_level)
 
     configuration.add_listener(apply_settings)
-    client.status.stall_limit_s = lambda: configuration.server.stall_timeout_s or stall_limit_s() or _STALL_S
+    if settings.engines is None:
+        client.status.stall_limit_s = lambda: configuration.server.stall_timeout_s or stall_limit_s() or _STALL_S
     bodies = BodyBudget(lambda: configuration.server.max_pending_body_bytes, lambda: metrics.on_rejected("body_memory"))
     metrics.open_bodies(lambda: bodies.held_bytes, lambda: configuration.server.max_pending_body_bytes)
     batches = BatchService.of(settings, _Conditions(configuration, client, admission, tenants), clock, time.time)
@@ -130,6 +134,18 @@ def build_context(
         background=BackgroundRuns(),
         traces=traces,
     )
+
+
+def _open_client(
+    settings: ServerSettings, clock: MonotonicClock, metrics: ServerMetrics, usages: UsageBook
+) -> EngineClient:
+    """Return the client of the daemon's own engine, or of the engines that the settings name."""
+    if settings.engines is None:
+        return EngineClient(clock, metrics, usages)
+    choice = LeastUnfinished(random.Random())  # noqa: S311 - breaks ties
+    client = FleetClient(clock, metrics, choice, usages)
+    metrics.open_fleet(lambda: client.links)
+    return client
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from tiercel.server.http.listen import bind_admin, check_tls
 from tiercel.server.http.uvicorn_server import hide_cut_streams, loop_factory
 from tiercel.server.leaving import EXIT_CONFIG
 from tiercel.server.lifecycle import Daemon
+from tiercel.server.remote.engines import HEARTBEAT_S, RemoteEngines
 from tiercel.settings import ServerSettings, Settings
 
 _GC_THRESHOLDS = (20_000, 20, 50)  # one request makes thousands of objects, few of them cyclic garbage
@@ -52,16 +53,23 @@ def serve(
             check_tls(settings.server)
             max_connections(settings.server)  # raises if there are too few file descriptors
             before = _find_predecessor(settings.server, resources)
-            inherited = resources.enter_context(InheritedResources.open(settings.engine))
+            is_front = settings.server.engines is not None
+            inherited = None if is_front else resources.enter_context(InheritedResources.open(settings.engine))
             sock, server = open_listener(settings.server, None if before is None else before.sock)
             resources.enter_context(sock)
             settings = replace(settings, server=server)
             admin_sock = bind_admin(server, None if before is None else before.admin_sock)
             if admin_sock is not None:
                 resources.enter_context(admin_sock)
-            supervisor = resources.enter_context(Supervisor(command or engine_command(), inherited))
+            supervisor = resources.enter_context(
+                RemoteEngines.of(settings.server)
+                if inherited is None
+                else Supervisor(command or engine_command(), inherited)
+            )
             # While the engine's imports run:
             context = build_context(settings.server, settings.engine, origin, lambda: supervisor.stall_limit_s)
+            if isinstance(supervisor, RemoteEngines):
+                supervisor.read_heartbeat_s = lambda: context.settings.stall_timeout_s or HEARTBEAT_S
             daemon = Daemon(
                 settings, context, sock, supervisor, out or sys.stdout, err or sys.stderr, admin_sock, before
             )

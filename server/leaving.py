@@ -8,7 +8,7 @@ from tiercel.server.api.context import ServerContext
 from tiercel.server.control.systemd import SystemdNotifier
 from tiercel.server.engine.mailbox import StreamEnd
 from tiercel.server.engine.status import EngineState
-from tiercel.server.engine.supervisor import Supervisor
+from tiercel.server.engine.supervisor import Supervision
 from tiercel.server.http.uvicorn_server import FLUSH_S, QuietServer
 from tiercel.server.tenancy.admission import shutting_down
 
@@ -26,7 +26,7 @@ class Departure:
     """The end of the daemon, from the first signal or a takeover to its exit code. A second signal cuts it short."""
 
     def __init__(
-        self, context: ServerContext, supervisor: Supervisor, server: QuietServer, notifier: SystemdNotifier
+        self, context: ServerContext, supervisor: Supervision, server: QuietServer, notifier: SystemdNotifier
     ) -> None:
         self._context = context
         self._supervisor = supervisor

@@ -18,7 +18,7 @@ from tiercel.server.control.predecessor import Predecessor
 from tiercel.server.control.systemd import SystemdNotifier
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.status import EngineState
-from tiercel.server.engine.supervisor import Supervisor
+from tiercel.server.engine.supervisor import Supervision
 from tiercel.server.http.admin_listener import AdminListener
 from tiercel.server.http.listen import url_of
 from tiercel.server.http.reaper import Reaper
@@ -39,7 +39,7 @@ class Daemon:
         settings: Settings,
         context: ServerContext,
         sock: socket.socket,
-        supervisor: Supervisor,
+        supervisor: Supervision,
         out: TextIO,
         err: TextIO,
         admin_sock: socket.socket | None = None,
@@ -82,7 +82,8 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         if self._context.traces is not None:
             self._context.traces.open()
-        self._context.metrics.watch_engine(lambda: self._supervisor.pid)
+        if self._supervisor.pid is not None:
+            self._context.metrics.watch_engine(lambda: self._supervisor.pid or 0)
         try:
             supervising = self._start_engine()
             if self._context.batches is not None:

@@ -3,7 +3,9 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from tiercel.engine_address import read_engines
 from tiercel.errors import ConfigError
+from tiercel.exposure import is_loopback
 from tiercel.option import flag_name
 from tiercel.settings import EngineSettings, ServerSettings
 
@@ -16,6 +18,7 @@ def check_together(engine: EngineSettings, server: ServerSettings, given: Collec
     _check_engine(engine)
     _check_disk(engine, given)
     _check_access(server)
+    _check_fleet(server)
     _check_files(server)
 
 
@@ -64,8 +67,34 @@ def _check_access(settings: ServerSettings) -> None:
             raise conflict(f"{flag} ***: expected printable ASCII without spaces, as it stands in an HTTP header")
 
 
+def _check_fleet(settings: ServerSettings) -> None:
+    tls = {
+        "engine_certfile": settings.engine_certfile,
+        "engine_keyfile": settings.engine_keyfile,
+        "engine_cafile": settings.engine_cafile,
+    }
+    missing = [name for name, path in tls.items() if path is None]
+    if 0 < len(missing) < len(tls):
+        raise conflict(f"{flag_name(missing[0])} is missing: give {', '.join(map(flag_name, tls))}, or none of them")
+    if settings.engines is None:
+        return
+    addresses = read_engines(settings.engines)
+    if settings.engine_secret_file is None:
+        raise conflict("--engines needs --engine-secret-file: the secret that the engines were started with")
+    if settings.takeover:
+        raise conflict("--takeover beside --engines: start a second front behind the balancer instead")
+    for address in addresses:
+        if not is_loopback(address.host) and settings.engine_certfile is None:
+            raise conflict(
+                f"--engines {address} is on another machine: "
+                "give --engine-certfile, --engine-keyfile and --engine-cafile"
+            )
+
+
 def _check_files(settings: ServerSettings) -> None:
     files = {"ssl_keyfile": settings.ssl_keyfile, "ssl_certfile": settings.ssl_certfile}
+    files |= {"engine_secret_file": settings.engine_secret_file, "engine_cafile": settings.engine_cafile}
+    files |= {"engine_certfile": settings.engine_certfile, "engine_keyfile": settings.engine_keyfile}
     files["tenants_config"] = settings.tenants_config
     template = settings.chat_template
     if template is not None and "{" not in template and "\n" not in template:  # else it is the template itself

@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from tiercel.access_settings import AccessSettings
+from tiercel.fleet_settings import FleetSettings
 from tiercel.option import Option
 from tiercel.setting_groups import SERVER
 
 
-class ControlSettings(AccessSettings, frozen=True, kw_only=True):
+class ControlSettings(FleetSettings, frozen=True, kw_only=True):
     """The control socket of the daemon, and what a new daemon asks of a running one over it."""
 
     control_socket: Annotated[

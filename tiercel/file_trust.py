@@ -34,6 +34,17 @@ def check_named_file(file: os.stat_result, path: str) -> None:
         _check_mode(file, path, stat.S_IWOTH, "o-w")
 
 
+def check_secret_file(fd: int, path: str) -> None:
+    """Check an open file that holds a secret: users beside its owner and its group may neither read nor write it.
+
+    Errors: ConfigError.
+    """
+    file = os.fstat(fd)
+    if stat.S_ISREG(file.st_mode) and file.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        mode = stat.S_IMODE(file.st_mode)
+        raise _untrusted(f"{path}: mode {mode:o} lets every user of the machine read it: run `chmod o= {path}`")
+
+
 def _check_mode(file: os.stat_result, path: str, forbidden: int, change: str) -> None:
     if file.st_mode & forbidden:
         raise _untrusted(

@@ -11,7 +11,8 @@ SERVER: Final = Group("Server", "the listener is set up at the start")
 ACCESS: Final = Group(
     "Access", "access is set up at the start; tenants and their keys are changed through the tenants file"
 )
+FLEET: Final = Group("Fleet", "connections between fronts and engines are set up at the start")
 ANSWERS: Final = Group("Answers", "it belongs to the model, which is loaded at the start")
 FILES: Final = Group("Files", "the folder of the files is opened at the start")
 LOG: Final = Group("Log", "logs and traces are set up at the start")
-GROUPS: Final = (MODEL, MEMORY, SCHEDULER, SERVER, ACCESS, ANSWERS, FILES, LOG)
+GROUPS: Final = (MODEL, MEMORY, SCHEDULER, SERVER, ACCESS, FLEET, ANSWERS, FILES, LOG)

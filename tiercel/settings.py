@@ -3,9 +3,9 @@
 `tiercel.config` reads flags, variables and the settings file into these values. Facts learnt after the start (how many
 blocks fit, the model's context) are not settings: see `tier.Capacity` and `wire.Ready`.
 
-Access to the server is declared in `access_settings`, its control socket in `control_settings`, its answers in
-`answer_settings`, files and batches in `batch_settings`, stored responses in `response_settings`, what both processes
-act on in `process_settings`.
+Access to the server is declared in `access_settings`, engines over TCP in `fleet_settings`, the control socket in
+`control_settings`, answers in `answer_settings`, files and batches in `batch_settings`, stored responses in
+`response_settings`, what both processes act on in `process_settings`.
 
 The struct of a setting says which process acts on it. A setting is called by its field's name unless its option
 names another, for instance because the flag is vLLM's and the field carries a unit.

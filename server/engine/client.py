@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -10,7 +10,9 @@ from msgspec import Struct
 from tiercel.clock import Clock
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason, Gauges
+from tiercel.request import Request
 from tiercel.server.engine.connection import EngineConnection
+from tiercel.server.engine.crash_book import CrashVerdict, Death
 from tiercel.server.engine.mailbox import Mailbox, StreamEnd
 from tiercel.server.engine.sequences import (
     OpenSequences,
@@ -87,6 +89,26 @@ class EngineClient:
         self.connection.send(Start(settings))
 
     @property
+    def state_by_engine(self) -> Mapping[str, str]:
+        """The state of each engine by its address; empty where the one engine is a child of this process."""
+        return {}
+
+    @property
+    def num_open(self) -> int:
+        """Number of sequences whose client has not left."""
+        return self.sequences.num_open
+
+    @property
+    def had_progress(self) -> bool:
+        """Whether the engine has delivered tokens and left work undone."""
+        return bool(self.num_tokens and self.sequences.num_unfinished)
+
+    @property
+    def suspect_until_by_seq(self) -> Mapping[SeqId, int]:
+        """Every unfinished sequence, with the tokens until which it is to run alone; 0: it need not."""
+        return {seq: facts.suspect_until for seq, facts in self.sequences.facts_by_seq.items()}
+
+    @property
     def gauges(self) -> Gauges:
         """The engine's figures at its last report."""
         return self._gauges
@@ -116,8 +138,8 @@ class EngineClient:
             seq, facts = self.sequences.add(start, choice, mailbox, arrival_s)
             seqs.append(seq)
             books.append(facts)
-            if self.status.state is EngineState.READY:
-                self.connection.send(Submit(facts.request(seq)))
+        if self.status.state is EngineState.READY:
+            self._place([facts.request(seq) for seq, facts in zip(seqs, books, strict=True)])
         if self.status.is_over:
             self._fail_all()
         return Submission(tuple(seqs), tuple(books))
@@ -126,7 +148,7 @@ class EngineClient:
         """End sequences now and deliver nothing more of them. Finished sequences are left alone."""
         abandoned = self.sequences.abandon(seqs, reason)
         if abandoned:
-            self.connection.send(Abort(abandoned, reason))
+            self._send_abort(Abort(abandoned, reason))
             self.status.notify()
 
     def abort_queued(self, seqs: Sequence[SeqId], reason: FinishReason) -> bool:
@@ -137,7 +159,7 @@ class EngineClient:
         if self.status.state is not EngineState.READY:  # no living engine has admitted anything
             self.abort(seqs, reason)
             return True
-        self.connection.send(Abort(tuple(seqs), reason, if_queued=True))
+        self._send_abort(Abort(tuple(seqs), reason, if_queued=True))
         return False
 
     async def wait_finished(self, sequences: Sequence[SequenceFacts]) -> None:
@@ -157,10 +179,11 @@ class EngineClient:
         """Ask the engine to persist its cache for up to `patience_s` and to exit. Closing cuts that short."""
         self.connection.send(Quit(patience_s))
 
-    def fail(self, seq: SeqId) -> None:
-        """Fail a sequence that has crashed an engine while it ran alone."""
-        self.sequences.fail(seq, _ENGINE_CRASHED)
-        self.status.notify()
+    def take_verdict(self, death: Death, verdict: CrashVerdict) -> None:
+        """Draw the consequences of a death for the sequences: suspects will run alone, a guilty one fails."""
+        if verdict.failed is not None:
+            self._fail(verdict.failed)
+        self.sequences.note_death(verdict.suspects)
 
     async def release_disk(self, lock_fds: tuple[int, ...]) -> bool:
         """Have the engine close its SSD tier and these descriptors. Return False if a disk call hangs, or it dies."""
@@ -172,9 +195,26 @@ class EngineClient:
         """Fail every sequence, because no other engine will be started."""
         self._end(EngineState.FAILED if self.status.ready is None and self.status.failure else EngineState.DEAD)
 
+    def disconnect(self) -> None:
+        """Close the connection to a dead engine."""
+        self.connection.close()
+
     def close(self) -> None:
         """Close the socket; the engine exits when it reads the end of it."""
         self.connection.close()
+
+    def _place(self, requests: Sequence[Request]) -> None:
+        """Send the sequences of one client request to the engine, which serves."""
+        for request in requests:
+            self.connection.send(Submit(request))
+
+    def _send_abort(self, abort: Abort) -> None:
+        self.connection.send(abort)
+
+    def _fail(self, seq: SeqId) -> None:
+        """Fail a sequence that has crashed an engine while it ran alone."""
+        self.sequences.fail(seq, _ENGINE_CRASHED)
+        self.status.notify()
 
     def _receive(self, message: FromEngine) -> None:
         match message:

@@ -2,7 +2,7 @@
 
 import enum
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -292,20 +292,30 @@ class OpenSequences:
                 mailbox.put_end(end)
                 mailbox.wake()
 
-    def resume(self) -> list[Request]:
-        """Return what a new engine has to compute, in order of arrival. What no client waits for ends here."""
+    def resume(self, seqs: Iterable[SeqId] | None = None) -> list[Request]:
+        """Return what a new engine has to compute, in order of arrival. What no client waits for ends here.
+
+        `seqs`: those that have no engine, in order of arrival; None: all.
+        """
         now_s = self._clock.now_s()
         requests: list[Request] = []
-        for seq, facts in list(self._facts_by_seq.items()):
+        for seq in list(self._facts_by_seq if seqs is None else seqs):
+            facts = self._facts_by_seq[seq]
             if facts.mailbox is None:
                 self._note_finished(_ended(seq, facts, now_s), now_s)
             else:
                 requests.append(facts.request(seq))
         return requests
 
-    def note_death(self, suspects: Mapping[SeqId, int]) -> None:
-        """Note that an engine has died, perhaps because of a sequence among `suspects` (see `Request`)."""
-        for seq, facts in self._facts_by_seq.items():
+    def note_death(self, suspects: Mapping[SeqId, int], seqs: Iterable[SeqId] | None = None) -> None:
+        """Note that an engine has died, perhaps because of a sequence among `suspects` (see `Request`).
+
+        `seqs`: the sequences that it had; None: all.
+        """
+        for seq in list(self._facts_by_seq if seqs is None else seqs):
+            facts = self._facts_by_seq.get(seq)
+            if facts is None:
+                continue
             facts.num_resumes += 1
             facts.suspect_until = max(facts.suspect_until, suspects.get(seq, 0))
             if seq in suspects and facts.num_found is None:

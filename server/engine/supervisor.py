@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -10,11 +11,12 @@ import structlog
 from msgspec.structs import replace
 
 from tiercel.clock import Clock
+from tiercel.ids import SeqId
 from tiercel.server.engine.child import EngineChild
 from tiercel.server.engine.client import EngineClient
-from tiercel.server.engine.crash_book import CRASH_LOOP, CRASH_LOOP_S, CrashBook, Death, DeathKind
+from tiercel.server.engine.crash_book import CRASH_LOOP, CRASH_LOOP_S, CrashBook, CrashVerdict, Death, DeathKind
 from tiercel.server.engine.inherited import InheritedResources
-from tiercel.server.engine.status import EngineState
+from tiercel.server.engine.status import EngineState, EngineStatus
 from tiercel.settings import EngineSettings
 
 _TICK_S = 0.1
@@ -29,6 +31,43 @@ class DeathObserver(Protocol):
     """Counts deaths of engines; see `metrics`."""
 
     def on_engine_death(self, kind: str) -> None: ...
+
+
+class EngineOwner(Protocol):
+    """The user of the engine process: it has the sequences, whose streams outlive an engine."""
+
+    on_lost: Callable[[], None]  # called when the connection to an engine has ended
+
+    @property
+    def status(self) -> EngineStatus: ...
+    @property
+    def had_progress(self) -> bool: ...
+    @property
+    def suspect_until_by_seq(self) -> Mapping[SeqId, int]: ...
+    @property
+    def num_open(self) -> int: ...
+    async def open(self, sock: socket.socket, settings: EngineSettings) -> None: ...
+    def disconnect(self) -> None: ...
+    def take_verdict(self, death: Death, verdict: CrashVerdict) -> None: ...
+    def give_up(self) -> None: ...
+    async def release_disk(self, lock_fds: tuple[int, ...]) -> bool: ...
+
+
+class Supervision(Protocol):
+    """The keeper of the engine or the engines of a daemon."""
+
+    end: str  # why no other engine is started
+
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def stall_limit_s(self) -> float: ...
+    async def run(
+        self, client: EngineClient, settings: EngineSettings, clock: Clock, observer: DeathObserver
+    ) -> None: ...
+    async def give_up_disk(self, client: EngineClient) -> bool: ...
+    def stop(self) -> None: ...
+    async def leave(self, patience_s: float) -> None: ...
 
 
 class Supervisor:
@@ -68,7 +107,7 @@ class Supervisor:
         """The time without the end of a step after which the engine counts as hung; the engine sets it by its steps."""
         return self._inherited.record.limit_s
 
-    async def run(self, client: EngineClient, settings: EngineSettings, clock: Clock, observer: DeathObserver) -> None:
+    async def run(self, client: EngineOwner, settings: EngineSettings, clock: Clock, observer: DeathObserver) -> None:
         """Connect the client to the engine, and to the next one when an engine dies. Return when `stop` was called, or
         when no other engine is started: then `end` has the reason, and the client has given up.
         """
@@ -109,7 +148,7 @@ class Supervisor:
                 break
         return False
 
-    async def give_up_disk(self, client: EngineClient) -> bool:
+    async def give_up_disk(self, client: EngineOwner) -> bool:
         """Have the engine close its SSD tier, and unlock the folders for another daemon. Return False if that fails.
 
         Later engines are started without the tier.
@@ -127,7 +166,7 @@ class Supervisor:
         """Wait for the engine to exit, then end it; see `EngineChild.leave`."""
         await self._child.leave(patience_s)
 
-    async def _watch(self, client: EngineClient, clock: Clock) -> bool:
+    async def _watch(self, client: EngineOwner, clock: Clock) -> bool:
         """Return when the engine has ended or lost its connection, or, with True, when it hangs."""
         while not self._lost.is_set() and not self._child.has_ended:
             before_s = clock.now_s()
@@ -139,39 +178,35 @@ class Supervisor:
                 return True
         return False
 
-    async def _bury(self, client: EngineClient, *, is_hung: bool) -> Death:
+    async def _bury(self, client: EngineOwner, *, is_hung: bool) -> Death:
         """End the process, wait for it, and read the last tokens that it sent. Return what is known about its death."""
         is_loading = client.status.state is not EngineState.READY
         hung = f"it hung while {client.status.stage}" if is_loading else _HUNG
         await self._child.end()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._lost.wait(), _EOF_S)
-        client.connection.close()
+        client.disconnect()
         failure = client.status.failure
         return Death(
             kind=DeathKind.HANG if is_hung else self._child.death_kind,
             cause=hung if is_hung else await self._child.cause(0) if failure is None else failure.message,
             trail=self._inherited.record.read(),
-            had_progress=bool(client.num_tokens and client.sequences.num_unfinished),
+            had_progress=client.had_progress,
         )
 
-    async def _follow(self, death: Death, client: EngineClient, clock: Clock) -> bool:
+    async def _follow(self, death: Death, client: EngineOwner, clock: Clock) -> bool:
         """Draw the consequences of a death. Return whether another engine is to be started."""
-        sequences = client.sequences
-        known = {seq: facts.suspect_until for seq, facts in sequences.facts_by_seq.items()}
-        verdict = self._book.judge(death, known, clock.now_s())
+        verdict = self._book.judge(death, client.suspect_until_by_seq, clock.now_s())
         self._log.error(
             "engine_died",
             pid=self.pid,
             cause=death.cause,
-            open=sequences.num_open,
+            open=client.num_open,
             suspects=len(verdict.suspects),
             failed=verdict.failed,
         )
         self._inherited.record.clear()
-        if verdict.failed is not None:
-            client.fail(verdict.failed)
-        sequences.note_death(verdict.suspects)
+        client.take_verdict(death, verdict)
         if client.status.ready is None and death.kind is DeathKind.EXIT:  # the next one would fail in the same way
             self.end = f"the engine died at its start ({client.status.stage}): {death.cause}"
         elif verdict.is_crash_loop:

@@ -1,6 +1,6 @@
 """The metrics of the server, and the text of /metrics."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -16,6 +16,7 @@ from tiercel.server.metrics.batches import BatchFigures, BatchMetrics
 from tiercel.server.metrics.config import ConfigMetrics
 from tiercel.server.metrics.engine import ENGINE, EngineMetrics, EngineMetricsSample
 from tiercel.server.metrics.exposition import joined
+from tiercel.server.metrics.fleet import FleetMetrics, RemoteEngine
 from tiercel.server.metrics.responses import ResponseMetrics
 from tiercel.server.metrics.steps import StepMetrics
 from tiercel.server.metrics.tenants import Counts, TenantMetrics, Waits
@@ -122,6 +123,10 @@ class ServerMetrics:
     def open_batches(self, figures: BatchFigures) -> None:
         """Set the source of the numbers of files and batches."""
         self._registry.register(BatchMetrics(figures))
+
+    def open_fleet(self, engines: Callable[[], Sequence[RemoteEngine]]) -> None:
+        """Set the source of the metrics of each engine of a front."""
+        self._registry.register(FleetMetrics(engines))
 
     def watch_engine(self, pid: Callable[[], int]) -> None:
         """Add memory, CPU time and start time of the engine process."""

@@ -15,6 +15,7 @@ class HealthReply(Struct, frozen=True, kw_only=True):
     status: str  # ok, stalled, or the state of the engine
     stage: str | UnsetType = UNSET  # of loading
     silence_s: float | UnsetType = UNSET  # seconds of pending work without a report
+    engines: dict[str, str] | UnsetType = UNSET  # of a front: the state of each engine by its address
 
 
 class ReadyReply(Struct, frozen=True, kw_only=True):

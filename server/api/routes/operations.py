@@ -3,6 +3,7 @@
 import asyncio
 import functools
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -60,11 +61,12 @@ class OperationsRoutes:
     async def health(self) -> Response:
         """Answer 200 while the engine serves and its steps end."""
         engine = self._context.client.status
+        engines = dict(self._context.client.state_by_engine) or UNSET
         if engine.state is not EngineState.READY:
-            return json_answer(HealthReply(status=engine.state.value, stage=engine.stage), 503)
+            return json_answer(HealthReply(status=engine.state.value, stage=engine.stage, engines=engines), 503)
         if engine.is_stalled:
             return json_answer(HealthReply(status="stalled", silence_s=round(engine.silence_s(), 1)), 503)
-        return json_answer(HealthReply(status="ok"))
+        return json_answer(HealthReply(status="ok", engines=engines))
 
     async def live(self) -> Response:
         """Answer 200 while this process answers at all."""

@@ -1,0 +1,1 @@
+"""The host of an engine that serves fronts over TCP."""

@@ -1,0 +1,128 @@
+"""The engines of a front: where they are, and a link to each. Takes the place of the supervisor of an own engine."""
+
+import asyncio
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from tiercel.clock import Clock
+from tiercel.engine_address import MAX_ENGINES, EngineAddress, read_engines
+from tiercel.handshake import IDENTITY_BYTES
+from tiercel.server.engine.client import EngineClient
+from tiercel.server.engine.supervisor import DeathObserver
+from tiercel.server.engine.wire_access import front_tls, read_secret
+from tiercel.server.remote.fleet_client import FleetClient
+from tiercel.server.remote.link import EngineLink
+from tiercel.settings import EngineSettings, ServerSettings
+
+HEARTBEAT_S = 5.0
+"""The time without a byte from a host, which answers two pings a second, after which its engine counts as hung."""
+
+_RESOLVE_S = 5.0  # between two look-ups of a name
+
+
+class RemoteEngines:
+    """Keeps a link to each engine. A name is looked up again and again, because its addresses may change."""
+
+    def __init__(self, addresses: tuple[EngineAddress, ...], secret: bytes, tls: ssl.SSLContext | None) -> None:
+        self._addresses = addresses
+        self._stopped = asyncio.Event()
+        self._tasks: dict[EngineLink, asyncio.Task[None]] = {}
+        self._log = structlog.stdlib.get_logger("server.fleet")
+        self.secret = secret
+        self.tls = tls
+        self.identity = secrets.token_bytes(IDENTITY_BYTES)
+        self.read_heartbeat_s: Callable[[], float] = lambda: HEARTBEAT_S  # until the server sets it
+        self.end = ""  # a front never ends by itself
+
+    @staticmethod
+    def of(settings: ServerSettings) -> "RemoteEngines":
+        """Return the engines that the settings name. Errors: ConfigError."""
+        assert settings.engines is not None
+        return RemoteEngines(read_engines(settings.engines), read_secret(settings), front_tls(settings))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: the links end with the event loop."""
+
+    @property
+    def pid(self) -> int | None:
+        """None: the engines are processes of their hosts."""
+        return None
+
+    @property
+    def stall_limit_s(self) -> float:
+        """0: hosts notice that their engines hang."""
+        return 0.0
+
+    @property
+    def heartbeat_s(self) -> float:
+        """The time without a byte from a host after which its engine counts as hung."""
+        return self.read_heartbeat_s()
+
+    async def run(self, client: EngineClient, settings: EngineSettings, clock: Clock, observer: DeathObserver) -> None:
+        """Keep links to all engines until `stop`."""
+        assert isinstance(client, FleetClient)
+        client.deaths = observer
+        try:
+            while not self._stopped.is_set():
+                await self._update(client, clock)
+                try:
+                    await asyncio.wait_for(self._stopped.wait(), _RESOLVE_S)
+                except TimeoutError:
+                    continue
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def give_up_disk(self, client: EngineClient) -> bool:
+        """Return True: a front has no SSD tier."""
+        return True
+
+    def stop(self) -> None:
+        """End the links. The engines abort what this front has left there."""
+        self._stopped.set()
+
+    async def leave(self, patience_s: float) -> None:
+        """Do nothing: the engines go on."""
+
+    async def _update(self, client: FleetClient, clock: Clock) -> None:
+        """Open a link to each new address; forget addresses that are gone and have no connection."""
+        wanted: dict[tuple[str, int], str] = {}  # to the name in the certificate
+        for address in self._addresses:
+            if address.is_name:
+                found = await self._look_up(address)
+                if found is None:
+                    return  # the addresses of before stay
+                wanted |= dict.fromkeys(found, address.host)
+            else:
+                wanted[address.host, address.port] = address.host
+        known = {(link.host, link.port): link for link in self._tasks}
+        for (host, port), name in wanted.items():
+            if (host, port) not in known and len(self._tasks) < MAX_ENGINES:
+                link = EngineLink(host, port, name, self, client, clock)
+                client.add(link)
+                self._tasks[link] = asyncio.create_task(link.run())
+        for where, link in known.items():
+            if where not in wanted and not link.is_connected:
+                self._tasks.pop(link).cancel()
+                client.remove(link)
+
+    async def _look_up(self, address: EngineAddress) -> list[tuple[str, int]] | None:
+        """Return the addresses of a name in a fixed order, or None if nobody knows."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            self._log.warning("name_not_found", name=address.host, error=error.strerror)
+            return None
+        return sorted({(str(where[0]), int(where[1])) for *_, where in found})

@@ -1,0 +1,238 @@
+"""The sequences of a front with several engines: each is at one engine, and goes on at another when that is lost."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+from tiercel.clock import Clock
+from tiercel.ids import SeqId
+from tiercel.outcome import FinishReason
+from tiercel.request import Request
+from tiercel.server.engine.client import EngineClient, EngineObserver, Submission
+from tiercel.server.engine.crash_book import CrashBook, Death
+from tiercel.server.engine.mailbox import Mailbox, StreamEnd
+from tiercel.server.engine.sequences import SequenceStart, SequenceWatcher
+from tiercel.server.engine.status import EngineState
+from tiercel.server.engine.supervisor import DeathObserver
+from tiercel.server.remote.choice import EngineChoice
+from tiercel.server.remote.gauges import FleetGauges
+from tiercel.server.remote.link import EngineLink
+from tiercel.settings import EngineSettings
+from tiercel.tenant import Tenants
+from tiercel.wire import Abort, Ready, Report
+
+HOLD_S = 30.0
+"""The time for which sequences wait for an engine when there is none. Then they fail, and new ones are refused."""
+
+_TOKEN_BYTES = 4  # of a token id in a report
+_NO_ENGINE = StreamEnd("No engine can be reached. Please retry.", "engine_dead")
+
+
+class FleetClient(EngineClient):
+    """Several engines with the interface of one. All choices of a client request begin at the same engine.
+
+    The state is READY while any engine takes work, and RESTARTING while there is none.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        observer: EngineObserver,
+        choice: EngineChoice,
+        watcher: SequenceWatcher | None = None,
+        hold_s: float = HOLD_S,
+    ) -> None:
+        super().__init__(clock, observer, watcher)
+        self._choice = choice
+        self._hold_s = hold_s
+        self._links: list[EngineLink] = []
+        self._link_by_seq: dict[SeqId, EngineLink] = {}
+        self._unplaced: dict[SeqId, None] = {}  # sequences without an engine
+        self._book = CrashBook()
+        self._fleet_gauges = FleetGauges()
+        self._holding: asyncio.TimerHandle | None = None
+        self._is_refusing = False  # no engine has come back in time
+        self.deaths: DeathObserver | None = None
+
+    @property
+    def links(self) -> Sequence[EngineLink]:
+        """The engines, in the order in which they were added."""
+        return tuple(self._links)
+
+    @property
+    def state_by_engine(self) -> Mapping[str, str]:
+        """The state of each engine by its address."""
+        return {link.address: link.state.value for link in self._links}
+
+    def add(self, link: EngineLink) -> None:
+        """Add an engine, which has no connection yet."""
+        self._links.append(link)
+
+    def remove(self, link: EngineLink) -> None:
+        """Forget an engine without a connection."""
+        self._links.remove(link)
+
+    def submit(self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float) -> Submission:
+        """Hand sequences to an engine; see `EngineClient.submit`. Without an engine they wait for `hold_s` at most."""
+        submission = super().submit(starts, mailbox, arrival_s)
+        if self.status.state is not EngineState.READY:
+            self._unplaced |= dict.fromkeys(seq for seq in submission.seqs if seq in self.sequences.facts_by_seq)
+            if self._is_refusing:
+                self._fail_unplaced()
+        return submission
+
+    def abort_queued(self, seqs: Sequence[SeqId], reason: FinishReason) -> bool:
+        """End sequences unless one of them has been admitted; see `EngineClient.abort_queued`."""
+        if any(seq in self._unplaced for seq in seqs):
+            self.abort(seqs, reason)
+            return True
+        return super().abort_queued(seqs, reason)
+
+    def set_tenants(self, tenants: Tenants) -> None:
+        """Send the tenants to all engines: now, or as soon as they serve."""
+        self._tenants = tenants
+        for link in self._links:
+            if link.takes_work:
+                link.set_tenants(tenants)
+
+    def set_settings(self, version: int, settings: EngineSettings) -> None:
+        """Do nothing: the settings of an engine are those that it was started with."""
+
+    async def release_disk(self, lock_fds: tuple[int, ...]) -> bool:
+        """Return True: a front has no SSD tier."""
+        return True
+
+    def quit(self, patience_s: float = 0.0) -> None:
+        """Use no engine any more. The engines go on."""
+        self.give_up()
+
+    def close(self) -> None:
+        """Stop waiting for an engine."""
+        if self._holding is not None:
+            self._holding.cancel()
+
+    # Called by the links
+
+    def on_engine_ready(self, link: EngineLink, ready: Ready) -> None:
+        """Use an engine from now on, if it computes what the others compute."""
+        if (problem := self._difference(link, ready)) is not None:
+            link.refuse(problem)
+            return
+        if self.status.ready is None:
+            self._observer.on_ready(ready)
+        self.status.ready = ready
+        if not self.status.is_over:
+            self.status.state = EngineState.READY
+        self._is_refusing = False
+        if self._holding is not None:
+            self._holding.cancel()
+            self._holding = None
+        if self._tenants is not None:
+            link.set_tenants(self._tenants)
+        waiting, self._unplaced = sorted(self._unplaced), {}
+        self._resume(waiting)
+        self.status.note_report(self._clock.now_s())
+        self.status.notify()
+
+    def on_engine_lost(self, link: EngineLink, death: Death) -> None:
+        """Draw the consequences of the loss of an engine: its sequences go on at another one."""
+        seqs = sorted(link.seqs)
+        link.seqs.clear()
+        for seq in seqs:
+            del self._link_by_seq[seq]
+        self._fleet_gauges.retire(link)
+        if self.deaths is not None:
+            self.deaths.on_engine_death(death.kind.value)
+        verdict = self._book.judge(death, self.suspect_until_by_seq, self._clock.now_s())
+        if verdict.failed is not None:
+            self._fail(verdict.failed)
+        left = [seq for seq in seqs if seq in self.sequences.facts_by_seq]
+        self.sequences.note_death({seq: end for seq, end in verdict.suspects.items() if seq in left}, left)
+        if not any(one.takes_work for one in self._links):
+            self._begin_holding()
+        self._resume(left)
+
+    def on_engine_changed(self, link: EngineLink) -> None:
+        """Note that an engine does something else, such as loading."""
+        if self.status.state is EngineState.READY and not any(one.takes_work for one in self._links):
+            self._begin_holding()
+        if self.status.state is not EngineState.READY:
+            self.status.stage = f"{link.address} {link.stage}"
+        self.status.notify()
+
+    def take_report(self, link: EngineLink, report: Report) -> None:
+        """Deliver the report of a step of one engine."""
+        now_s = self._clock.now_s()
+        busy_s = self.status.note_report(now_s)
+        self.num_tokens += len(report.tokens) // _TOKEN_BYTES
+        for finished in report.finished:
+            link.seqs.pop(finished.seq, None)
+            self._link_by_seq.pop(finished.seq, None)
+        if self.sequences.take_report(report, now_s):
+            self.status.notify()
+        if report.gauges is not None:
+            self.sequences.note_prompts(report.gauges.step_tokens - len(report.tokens) // _TOKEN_BYTES, busy_s)
+            self._gauges = self._fleet_gauges.take(link, report.gauges, self._links)
+            self._observer.on_step(self._gauges)
+
+    def _place(self, requests: Sequence[Request]) -> None:
+        """Send the sequences of one client request to one engine."""
+        engines = [link for link in self._links if link.takes_work]
+        if not engines:
+            self._unplaced |= dict.fromkeys(request.id for request in requests)
+            return
+        link = self._choice.choose(requests, engines)
+        for request in requests:
+            link.seqs[request.id] = None
+            self._link_by_seq[request.id] = link
+            link.submit(request)
+
+    def _resume(self, seqs: Iterable[SeqId]) -> None:
+        """Place sequences that have lost their engine or had none, each by itself. What nobody waits for ends."""
+        for request in self.sequences.resume(seqs):
+            self._place([request])
+        self.status.notify()
+
+    def _send_abort(self, abort: Abort) -> None:
+        by_link: dict[EngineLink, list[SeqId]] = {}
+        idle: list[SeqId] = []
+        for seq in abort.seqs:
+            link = self._link_by_seq.get(seq)
+            if link is not None:
+                by_link.setdefault(link, []).append(seq)
+            elif seq in self._unplaced:
+                idle.append(seq)
+        for link, seqs in by_link.items():
+            link.abort(Abort(tuple(seqs), abort.reason, abort.if_queued))
+        for seq in idle:
+            del self._unplaced[seq]
+        self.sequences.resume(idle)  # nobody waits for them: they end
+
+    def _difference(self, link: EngineLink, ready: Ready) -> str | None:
+        """Return how an engine differs from those in use, if a stream that it continued could change."""
+        known = self.status.ready
+        has_others = any(one.takes_work for one in self._links if one is not link)
+        if known is None or not (has_others or self.sequences.num_unfinished):
+            return None
+        for name in ("fingerprint", "vocab_size", "max_model_len", "has_grammars"):
+            ours, theirs = getattr(known, name), getattr(ready, name)
+            if ours != theirs:
+                return f"its {name} is {theirs}, that of the engines in use is {ours}"
+        return None
+
+    def _begin_holding(self) -> None:
+        """Let everything wait for an engine, until the time for that is up."""
+        if self.status.state is EngineState.READY:
+            self.status.state = EngineState.RESTARTING
+            self._holding = asyncio.get_running_loop().call_later(self._hold_s, self._refuse)
+
+    def _refuse(self) -> None:
+        """Fail what waits, and what arrives from now on, until an engine serves."""
+        self._holding = None
+        self._is_refusing = True
+        self._fail_unplaced()
+
+    def _fail_unplaced(self) -> None:
+        waiting, self._unplaced = list(self._unplaced), {}
+        for seq in waiting:
+            self.sequences.fail(seq, _NO_ENGINE)
+        self.status.notify()

@@ -1,0 +1,50 @@
+"""Addresses of engines as an operator writes them."""
+
+import re
+
+from msgspec import Struct
+
+from tiercel.errors import ConfigError
+
+DEFAULT_PORT = 8100
+MAX_ENGINES = 64
+
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})")
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?")
+
+
+class EngineAddress(Struct, frozen=True):
+    """Where an engine listens, or, with `is_name`, a name with one address for each engine."""
+
+    host: str
+    port: int
+    is_name: bool = False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def read_address(text: str, flag: str, least_port: int = 1) -> EngineAddress:
+    """Read HOST:PORT or [IPV6]:PORT. Errors: ConfigError that names `flag`."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not least_port <= int(found["port"]) <= 65_535:
+        raise ConfigError("config.value", f"{flag} {text[:80]}: expected HOST:PORT with a port up to 65535")
+    return EngineAddress(found["v6"] or found["name"], int(found["port"]))
+
+
+def read_engines(text: str) -> tuple[EngineAddress, ...]:
+    """Read the value of --engines. Errors: ConfigError."""
+    kind, _, rest = text.partition(":")
+    if kind == "dns":
+        found = _NAME.fullmatch(rest)
+        if found is None or not 1 <= (port := int(found["port"] or DEFAULT_PORT)) <= 65_535:
+            raise ConfigError("config.value", f"--engines {text[:80]}: expected dns:NAME or dns:NAME:PORT")
+        return (EngineAddress(found["name"], port, is_name=True),)
+    if kind != "static" or not rest:
+        raise ConfigError("config.value", f"--engines {text[:80]}: expected static:HOST:PORT,... or dns:NAME[:PORT]")
+    addresses = tuple(read_address(part.strip(), "--engines") for part in rest.split(","))
+    if len(set(addresses)) < len(addresses):
+        raise ConfigError("config.value", f"--engines {text[:80]}: the same address twice")
+    if len(addresses) > MAX_ENGINES:
+        raise ConfigError("config.value", f"--engines: {len(addresses)} engines, at most {MAX_ENGINES}")
+    return addresses
