@@ -1,12 +1,14 @@
 """An engine process for benchmarks of the HTTP process: it computes nothing, and ends a step every few milliseconds.
 
-Usage: `python benchmarks/scripted_engine.py --step-ms N --fd N`. The tokens of an answer repeat those of its prompt.
+Usage: `python benchmarks/scripted_engine.py --step-ms N [--rows N] --fd N`. The tokens of an answer repeat those of its
+prompt.
 """
 
 import argparse
 import socket
 import sys
 import time
+from itertools import islice
 
 from tiercel.engine.mailbox import EngineMailbox, receive_start
 from tiercel.ids import SeqId
@@ -29,11 +31,12 @@ class _Running:
 
 
 class ScriptedEngine:
-    """Answers all sequences at once, one token of each per step."""
+    """Answers the first `rows` sequences at once, one token of each per step; the others wait."""
 
-    def __init__(self, mailbox: EngineMailbox, step_s: float) -> None:
+    def __init__(self, mailbox: EngineMailbox, step_s: float, rows: int) -> None:
         self._mailbox = mailbox
         self._step_s = step_s
+        self._rows = rows
         self._running: dict[SeqId, _Running] = {}
         self._steps = 0
         self._has_quit = False
@@ -68,7 +71,7 @@ class ScriptedEngine:
         firsts: list[FirstToken] = []
         finished: list[Finished] = []
         step_tokens = 0
-        for seq, one in list(self._running.items()):
+        for seq, one in list(islice(self._running.items(), self._rows)):
             if not one.num_outputs:
                 firsts.append(FirstToken(seq, one.started_s))
                 step_tokens += len(one.prompt)
@@ -81,7 +84,10 @@ class ScriptedEngine:
                 finished.append(self._end(seq, FinishReason.LENGTH))
         self._steps += 1
         gauges = Gauges(
-            num_running=len(self._running), blocks_total=_BLOCKS, step_tokens=step_tokens, steps=self._steps
+            num_running=min(len(self._running), self._rows),
+            blocks_total=_BLOCKS,
+            step_tokens=step_tokens,
+            steps=self._steps,
         )
         self._mailbox.post(
             Report(
@@ -101,6 +107,7 @@ def main() -> int:
     """Report that the engine is ready, and serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, required=True, help="pause before each step")
+    parser.add_argument("--rows", type=int, default=1 << 30, help="sequences in a step")
     parser.add_argument("--fd", type=int, required=True, help="inherited stream socket")
     parser.add_argument("--arena-fd", type=int, help="not used")
     parser.add_argument("--record-fd", type=int, help="not used")
@@ -113,7 +120,7 @@ def main() -> int:
             kv_dtype="none", device="none", model_impl="none", weights_bytes=0, kv_bytes=0, load_s=0.0,
         )
     )  # fmt: skip
-    ScriptedEngine(mailbox, arguments.step_ms / 1000).serve(rest)
+    ScriptedEngine(mailbox, arguments.step_ms / 1000, arguments.rows).serve(rest)
     return 0
 
 

@@ -82,6 +82,8 @@ SERVER: dict[str, set[str]] = {
     "grammar": {"workers"},
     "engine": {"text"},
     "tenancy": {"http", "engine"},
+    "host": {"engine"},
+    "remote": {"engine"},
     "control": {"http", "engine", "tenancy"},
     "batch": {"tenancy"},
     "metrics": {"engine", "tenancy"},

@@ -73,12 +73,12 @@ class EngineDied(Struct, frozen=True, kw_only=True, tag="died"):
     ends: dict[SeqId, int] = {}
 
 
-class Leaving(Struct, frozen=True, tag="leaving"):
+class HostLeaving(Struct, frozen=True, tag="leaving"):
     """The host is draining: submit nothing more; what it computes goes on until its limit."""
 
 
 FrontFrame = Ping | Submit | Abort | SetTenants
-HostFrame = Welcome | Pong | Loading | Ready | Report | EngineDied | Leaving
+HostFrame = Welcome | Pong | Loading | Ready | Report | EngineDied | HostLeaving
 
 M = TypeVar("M", FrontFrame, HostFrame)
 

@@ -33,7 +33,7 @@ HELLO_BYTES = _HELLO.size
 VERDICT_BYTES = _VERDICT.size
 
 
-class Verdict(enum.Enum):
+class HelloVerdict(enum.Enum):
     """The host's answer to a Hello."""
 
     ACCEPTED = 0
@@ -43,15 +43,15 @@ class Verdict(enum.Enum):
 
 
 _REASONS = {
-    Verdict.WRONG_SECRET: "the secrets differ: give both sides the same --engine-secret-file",
-    Verdict.FULL: "the engine serves as many fronts as it may",
+    HelloVerdict.WRONG_SECRET: "the secrets differ: give both sides the same --engine-secret-file",
+    HelloVerdict.FULL: "the engine serves as many fronts as it may",
 }
 
 
 class HelloResult(Struct, frozen=True):
-    """What a host makes of a Hello. `reply` is to be sent; then the connection ends unless it is accepted."""
+    """The host's answer to a Hello. `reply` is to be sent; then the connection ends unless it is accepted."""
 
-    verdict: Verdict
+    verdict: HelloVerdict
     reply: bytes
     front: bytes = b""  # the identity of the front
 
@@ -74,15 +74,17 @@ class HostHandshake:
         if magic != _MAGIC:
             raise WireError("wire.not_a_hello")
         if version != VERSION:
-            return self._refuse(Verdict.WRONG_VERSION)
+            return self._refuse(HelloVerdict.WRONG_VERSION)
         if not hmac.compare_digest(proof, _prove(self._secret, b"front", self._nonce, nonce, front)):
-            return self._refuse(Verdict.WRONG_SECRET)
+            return self._refuse(HelloVerdict.WRONG_SECRET)
         if is_full:
-            return self._refuse(Verdict.FULL)
+            return self._refuse(HelloVerdict.FULL)
         own = _prove(self._secret, b"host", self._nonce, nonce, front)
-        return HelloResult(Verdict.ACCEPTED, _VERDICT.pack(_MAGIC, VERSION, Verdict.ACCEPTED.value, own), front)
+        return HelloResult(
+            HelloVerdict.ACCEPTED, _VERDICT.pack(_MAGIC, VERSION, HelloVerdict.ACCEPTED.value, own), front
+        )
 
-    def _refuse(self, verdict: Verdict) -> HelloResult:
+    def _refuse(self, verdict: HelloVerdict) -> HelloResult:
         return HelloResult(verdict, _VERDICT.pack(_MAGIC, VERSION, verdict.value, _NO_PROOF))
 
 
@@ -110,12 +112,12 @@ class FrontHandshake:
     def check(self, verdict: bytes) -> None:
         """Check a verdict of VERDICT_BYTES. Errors: WireError with the reason of a refusal."""
         magic, version, code, proof = _VERDICT.unpack(verdict)
-        if magic != _MAGIC or code not in {known.value for known in Verdict}:
+        if magic != _MAGIC or code not in {known.value for known in HelloVerdict}:
             raise WireError("wire.not_a_verdict", "the answer to the Hello is not one of a tiercel engine")
-        found = Verdict(code)
-        if found is Verdict.WRONG_VERSION:
+        found = HelloVerdict(code)
+        if found is HelloVerdict.WRONG_VERSION:
             raise _version_error(version)
-        if found is not Verdict.ACCEPTED:
+        if found is not HelloVerdict.ACCEPTED:
             raise WireError(f"wire.{found.name.lower()}", _REASONS[found])
         own = _prove(self._secret, b"host", self._host_nonce, self._nonce, self._identity)
         if not hmac.compare_digest(proof, own):

@@ -20,7 +20,7 @@ from tiercel.fleet_wire import (
     Welcome,
     frame_of,
 )
-from tiercel.handshake import HELLO_BYTES, NONCE_BYTES, HostHandshake, Verdict
+from tiercel.handshake import HELLO_BYTES, NONCE_BYTES, HelloVerdict, HostHandshake
 from tiercel.ids import SeqId
 from tiercel.server.engine.status import EngineState
 from tiercel.server.host.hosted_engine import HostedEngine
@@ -128,7 +128,7 @@ class FrontSession(asyncio.Protocol):
             return b""
         result = self._handshake.judge(bytes(self._hello), is_full=self._engine.num_fronts >= MAX_CONNECTED_FRONTS)
         self._transport.write(result.reply)
-        if result.verdict is not Verdict.ACCEPTED:
+        if result.verdict is not HelloVerdict.ACCEPTED:
             raise WireError(f"wire.{result.verdict.name.lower()}")
         self._leave_strangers()
         self.number = self._hall.next_number()

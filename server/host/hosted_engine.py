@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from tiercel.clock import Clock
 from tiercel.errors import WireError
-from tiercel.fleet_wire import EngineDied, FrameSplitter, Leaving, frame_body, frame_of
+from tiercel.fleet_wire import EngineDied, FrameSplitter, HostLeaving, frame_body, frame_of
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
 from tiercel.request import Request
@@ -192,7 +192,7 @@ class HostedEngine:
     def leave(self) -> None:
         """Tell the fronts to submit nothing more."""
         self._is_leaving = True
-        self._broadcast(frame_of(Leaving(), self.epoch))
+        self._broadcast(frame_of(HostLeaving(), self.epoch))
 
     # What the fronts use
 
@@ -214,7 +214,7 @@ class HostedEngine:
         else:
             front.send(frame_of(Loading(self.status.stage), self.epoch))
         if self._is_leaving:
-            front.send(frame_of(Leaving(), self.epoch))
+            front.send(frame_of(HostLeaving(), self.epoch))
 
     def part(self, front: FrontPort) -> None:
         """Remove a front, and abort its sequences."""

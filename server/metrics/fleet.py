@@ -1,7 +1,7 @@
 """Metrics of each engine of a front, with the engine's address as the label `engine`."""
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,7 +13,7 @@ _LABEL = ("engine",)
 
 
 class RemoteEngine(Protocol):
-    """What is counted of an engine."""
+    """The facts and counters of an engine."""
 
     address: str
     gauges: Gauges
@@ -26,7 +26,7 @@ class RemoteEngine(Protocol):
     @property
     def state(self) -> enum.Enum: ...
     @property
-    def seqs(self) -> Mapping[object, None]: ...
+    def num_unfinished(self) -> int: ...
 
 
 class FleetMetrics(Collector):
@@ -50,7 +50,7 @@ class FleetMetrics(Collector):
 
     def _gauges(self, engines: Sequence[RemoteEngine]) -> Iterator[Metric]:
         families: dict[str, tuple[str, Callable[[RemoteEngine], float]]] = {
-            "unfinished": ("Unfinished sequences of this front at each engine.", lambda one: len(one.seqs)),
+            "unfinished": ("Unfinished sequences of this front at each engine.", lambda one: one.num_unfinished),
             "running": ("Running sequences of all fronts at each engine.", lambda one: one.gauges.num_running),
             "waiting": ("Waiting sequences of all fronts at each engine.", lambda one: one.gauges.num_waiting),
             "blocks_used": ("Used KV blocks of each engine.", lambda one: one.gauges.blocks_used),

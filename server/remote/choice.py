@@ -22,5 +22,5 @@ class LeastUnfinished:
 
     def choose(self, requests: Sequence[Request], engines: Sequence[EngineLink]) -> EngineLink:
         """Return an engine for the sequences of one client request."""
-        least = min(len(link.seqs) for link in engines)
-        return self._draw.choice([link for link in engines if len(link.seqs) == least])
+        least = min(link.num_unfinished for link in engines)
+        return self._draw.choice([link for link in engines if link.num_unfinished == least])

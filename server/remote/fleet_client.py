@@ -15,7 +15,7 @@ from tiercel.server.engine.status import EngineState
 from tiercel.server.engine.supervisor import DeathObserver
 from tiercel.server.remote.choice import EngineChoice
 from tiercel.server.remote.gauges import FleetGauges
-from tiercel.server.remote.link import EngineLink
+from tiercel.server.remote.link import EngineLink, LinkState
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
 from tiercel.wire import Abort, Ready, Report
@@ -230,6 +230,10 @@ class FleetClient(EngineClient):
         self._holding = None
         self._is_refusing = True
         self._fail_unplaced()
+        for link in self._links:
+            if link.state is LinkState.REFUSED and link.ready is not None:
+                link.accept()
+                self.on_engine_ready(link, link.ready)
 
     def _fail_unplaced(self) -> None:
         waiting, self._unplaced = list(self._unplaced), {}

@@ -19,7 +19,7 @@ from tiercel.fleet_wire import (
     FrameSplitter,
     FrontFrame,
     HostFrame,
-    Leaving,
+    HostLeaving,
     Ping,
     Pong,
     Welcome,
@@ -64,7 +64,7 @@ class LinkOwner(Protocol):
 
 
 class WireIdentity(Protocol):
-    """What every link of a front needs to connect."""
+    """The secret, the certificates and the time limit that all links of a front share."""
 
     secret: bytes
     identity: bytes
@@ -111,6 +111,11 @@ class EngineLink:
         return self.state is LinkState.READY
 
     @property
+    def num_unfinished(self) -> int:
+        """Number of unfinished sequences that it has."""
+        return len(self.seqs)
+
+    @property
     def is_connected(self) -> bool:
         """Whether there is a connection to its host."""
         return self._session is not None
@@ -131,7 +136,7 @@ class EngineLink:
                             server_hostname=None if self._access.tls is None else self._tls_name,
                         )
                         await session.joined
-                    pause_s, self.problem = _FIRST_PAUSE_S, ""
+                    pause_s = _FIRST_PAUSE_S
                     await self._watch(session)
                 except (OSError, WireError, TimeoutError) as error:  # ssl.SSLError is an OSError
                     self._note_problem(error)
@@ -162,17 +167,21 @@ class EngineLink:
         self.state, self.problem = LinkState.REFUSED, problem
         self._log.error("engine_refused", engine=self.address, problem=problem)
 
+    def accept(self) -> None:
+        """Use an engine that was refused: there is no other one left."""
+        self.state, self.problem = LinkState.READY, ""
+
     # Called by the session
 
     def begin(self, session: "_Session") -> None:
         """Note that the host is connected."""
         self._session = session
-        self.state, self.stage = LinkState.LOADING, "starting"
+        self.state, self.stage, self.problem = LinkState.LOADING, "starting", ""
         self.round_trip_s = session.round_trip_s
         self._log.info("engine_connected", engine=self.address)
         self._owner.on_engine_changed(self)
 
-    def take(self, session: "_Session", message: Loading | Ready | Report | Leaving | Death) -> None:
+    def take(self, session: "_Session", message: Loading | Ready | Report | HostLeaving | Death) -> None:
         """Act on a message of the host that concerns the present engine."""
         match message:
             case Report():
@@ -184,7 +193,7 @@ class EngineLink:
                 self.ready, self.state = message, LinkState.READY
                 self._log.info("engine_ready", engine=self.address, epoch=session.epoch)
                 self._owner.on_engine_ready(self, message)
-            case Leaving():
+            case HostLeaving():
                 if self.state is LinkState.READY:
                     self.state = LinkState.LEAVING
                     self._log.info("engine_leaving", engine=self.address, open=len(self.seqs))
