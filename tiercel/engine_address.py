@@ -14,7 +14,7 @@ _NAME = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?")
 
 
 class EngineAddress(Struct, frozen=True):
-    """Where an engine listens, or, with `is_name`, a name with one address for each engine."""
+    """The address at which an engine listens, or, with `is_name`, a name with one address for each engine."""
 
     host: str
     port: int

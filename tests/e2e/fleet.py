@@ -127,7 +127,7 @@ async def undisturbed(answers: list[StreamedText]) -> None:
 
 async def tokens_of(answers: list[StreamedText], count: int) -> None:
     """Wait until the streams have this many pieces together."""
-    while sum(len(answer.times_s) for answer in answers) < count:  # noqa: ASYNC110 - a count of the readers
+    while sum(len(answer.times_s) for answer in answers) < count:
         assert not any(answer.error for answer in answers), answers
         await asyncio.sleep(0.01)
 

@@ -1,5 +1,6 @@
 """docs/metrics.md compared with /metrics: every family, its type, labels and help text."""
 
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +8,14 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.observability.page import samples
+from tests.server.fleet_parts import Access
 from tests.server.harness import Running, server_settings, with_server
+from tiercel.clock import ManualClock
 from tiercel.server.app import create_app
+from tiercel.server.metrics.registry import ServerMetrics
+from tiercel.server.remote.choice import LeastUnfinished
+from tiercel.server.remote.fleet_client import FleetClient
+from tiercel.server.remote.link import EngineLink
 
 DOC = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
 _ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)
@@ -36,8 +43,18 @@ def told() -> dict[str, Family]:
     return {name: (kind, labels.strip(), meaning.strip()) for name, kind, labels, meaning in rows}
 
 
+def fleet_page() -> dict[str, Family]:
+    """The families that only a front with several engines has."""
+    metrics, clock = ServerMetrics("tiny"), ManualClock()
+    client = FleetClient(clock, metrics, LeastUnfinished(random.Random(1)))
+    metrics.open_fleet(lambda: client.links)
+    client.add(EngineLink("127.0.0.1", 8100, "", Access(), client, clock))
+    found = shown(metrics.exposition().decode())
+    return {name: family for name, family in found.items() if name.startswith("tiercel_fleet_")}
+
+
 def test_the_page_of_metrics_is_right(page: str) -> None:
-    assert told() == shown(page)
+    assert told() == shown(page) | fleet_page()
 
 
 def test_no_metric_is_exported_twice_and_every_family_has_a_help_text(page: str) -> None:

@@ -56,9 +56,7 @@ def certified(folder: Path, name: str = "DNS:localhost,IP:127.0.0.1") -> ServerS
 
 
 def test_off_loopback_certificates_are_demanded_by_name() -> None:
-    with pytest.raises(
-        ConfigError, match=r"--listen 0\.0\.0\.0 can be reached.*--engine-certfile, --engine-keyfile"
-    ):
+    with pytest.raises(ConfigError, match=r"--listen 0\.0\.0\.0 can be reached.*--engine-certfile, --engine-keyfile"):
         host_tls(PLAIN, "0.0.0.0")
     assert host_tls(PLAIN, "127.0.0.1") is None
     assert front_tls(PLAIN) is None
