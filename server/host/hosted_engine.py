@@ -256,7 +256,7 @@ class HostedEngine:
                 self._to_engine(SetTenants(tenants))
 
     def _receive(self, body: bytes) -> None:
-        message = self._decoder.decode(body)
+        message: _FromEngine = self._decoder.decode(body)
         match message:
             case _ReportHead():
                 self._take_report(message, body)
