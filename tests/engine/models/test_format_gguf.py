@@ -1,12 +1,11 @@
 """Blocks of GGUF files in the canonical form: equal, bit for bit, to what the `gguf` package makes of random bytes."""
 
-import random
-
 import gguf
 import numpy as np
 import pytest
 import torch
 
+from tests.seeds import fresh_seeds
 from tiercel.engine.models.format_gguf import BLOCK_CODES, GgufFormat
 from tiercel.engine.models.quantization import WrongTensorError
 from tiercel.engine.models.quantized_linear import CompactWeight
@@ -30,7 +29,7 @@ def test_every_type_that_is_no_float_has_an_image() -> None:
     assert set(BLOCK_CODES) == {kind.name for kind in BLOCK_TYPES.values() if not kind.is_float}
 
 
-@pytest.mark.parametrize("seed", [1, 2, random.randrange(1 << 30)])
+@pytest.mark.parametrize("seed", [1, 2, *fresh_seeds(1)])
 @pytest.mark.parametrize("name", BLOCK_CODES)
 def test_random_blocks_are_dequantised_exactly_as_the_gguf_package_does(name: str, seed: int) -> None:
     numbers = np.random.default_rng(seed)
