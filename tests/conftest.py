@@ -4,8 +4,10 @@ Slow and long runs are skipped by default; without a GPU kernels run in Triton's
 are reported at the end.
 """
 
+import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,6 +19,16 @@ if not torch.cuda.is_available():
 
 settings.register_profile("tiercel", deadline=None)  # never assert a time: the machine may be busy
 settings.load_profile("tiercel")
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """Give the next test the root logger as it was: a command configures it, for a stderr that is gone afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,12 +1,10 @@
 """`tiercel bench throughput` and `latency`, from their flags to their files."""
 
 import json
-import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +38,11 @@ SMALL = ["--input-len", "20", "--output-len", "6", "--num-prompts", "5"]
 
 
 @pytest.fixture(autouse=True)
-def process_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The verb sets up logging and the variables of a process that computes; nothing of that outlives a test."""
+def process_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verb sets the variables of a process that computes; nothing of that outlives a test."""
     for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.chdir(tmp_path)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import logging
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -199,14 +198,6 @@ def test_the_daily_limit_of_the_disk_changes_and_earlier_writes_count() -> None:
     assert (ssd(bench).daily_blocks, ssd(bench).writable_blocks) == (7, 7)
 
 
-@pytest.fixture
-def root_level() -> Iterator[None]:
-    before = logging.getLogger().level
-    yield
-    logging.getLogger().setLevel(before)
-
-
-@pytest.mark.usefixtures("root_level")
 def test_the_log_level_is_only_set_when_it_changes() -> None:
     bench = Bench("fair")
     logging.getLogger().setLevel("ERROR")

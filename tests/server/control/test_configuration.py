@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,11 @@ TENANTS = "tenants: [{name: acme, key: one}]\n"
 
 
 @pytest.fixture(autouse=True)
-def calm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of ours, and the level of the log as it was."""
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of ours."""
     for name in os.environ:
         if name.startswith(("TIERCEL_", "VLLM_")):
             monkeypatch.delenv(name)
-    level = logging.getLogger().level
-    yield
-    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture
