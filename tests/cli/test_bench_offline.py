@@ -230,14 +230,10 @@ def test_every_engine_flag_of_serve_is_there_and_none_of_http() -> None:
 
 @pytest.mark.parametrize("shown", [b"warming up", b"0/1500"])
 def test_ctrl_c_ends_it_with_130_and_no_traceback(model: str, shown: bytes) -> None:
-    """On a terminal, with its progress bar."""
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from tiercel.cli.main import main; sys.exit(main())",
-        "bench",
-        "throughput",
-    ]
+    """On a terminal, with its progress bar; also where the tests themselves run with Ctrl-C ignored."""
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heard}; import sys; from tiercel.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "bench", "throughput"]
     words = [model, *ENGINE, "--num-prompts", "1500", "--input-len", "50", "--output-len", "200"]
     watching, terminal = os.openpty()
     environment = {
