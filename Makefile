@@ -62,7 +62,10 @@ setup: $(READY)  ## create .venv, install tiercel and compile its CPU kernels; n
 serve: $(READY)  ## serve the embedded model on port 8000
 	@exec $(BIN)/tiercel serve --port 8000 $(ARGS)
 
-test: lint pytest  ## lint, types and all tests that need no browser and no Docker
+# The emulated kernels take half a minute to compile on one core, and the types as long on another one.
+test: $(TEST_READY)  ## lint, types and all tests that need no browser and no Docker
+	@$(BIN)/python -m tests.engine.native.emulated & compiling=$$!; $(MAKE) lint; status=$$?; wait $$compiling; exit $$status
+	@$(MAKE) pytest
 
 lint: $(TEST_READY)  ## ruff and pyright
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 
+from tests.seeds import fast_and_slow
 from tiercel.cli.bench import bench_app
 from tiercel.cli.main import main
 from tiercel.loadtest.load.request_list import read_requests
@@ -228,7 +229,7 @@ def test_every_engine_flag_of_serve_is_there_and_none_of_http() -> None:
         assert len(engine) > 30
 
 
-@pytest.mark.parametrize("shown", [b"warming up", b"0/1500"])
+@pytest.mark.parametrize("shown", fast_and_slow([b"0/1500"], [b"warming up"]))
 def test_ctrl_c_ends_it_with_130_and_no_traceback(model: str, shown: bytes) -> None:
     """On a terminal, with its progress bar; also where the tests themselves run with Ctrl-C ignored."""
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

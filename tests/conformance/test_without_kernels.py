@@ -18,7 +18,7 @@ SUITE = (
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_tokens_are_exact_without_the_native_kernels() -> None:
-    environment = os.environ | {"TIERCEL_CPU_CLASS": "none", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"TIERCEL_CPU_CLASS": "none", "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *SUITE]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 

@@ -75,6 +75,7 @@ def direct_answers(running: Daemon, count: int) -> dict[str, str]:
     return {f"id-{number}": text["choices"][0]["text"] for number, text in enumerate(texts)}
 
 
+@pytest.mark.slow
 def test_a_batch_goes_on_after_the_daemon_was_killed_and_answers_each_line_once(tmp_path: Path) -> None:
     count = 60
     with daemon(tmp_path, *flags(tmp_path)) as running:
@@ -99,6 +100,7 @@ def test_a_batch_survives_the_death_of_the_engine(tmp_path: Path) -> None:
         running.assert_nothing_held()
 
 
+@pytest.mark.slow
 def test_a_drain_leaves_the_batch_for_the_next_start(tmp_path: Path) -> None:
     with daemon(tmp_path, *flags(tmp_path)) as running:
         batch_id = begin(running.http, lines(60))

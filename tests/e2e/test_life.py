@@ -60,6 +60,7 @@ def test_a_second_signal_ends_the_drain_and_the_stream_gets_an_error(tmp_path: P
         assert heard[-2] == "data: [DONE]"
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_when_its_engine_is_killed(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
         undisturbed: list[str] = []

@@ -197,7 +197,8 @@ def inherited() -> Iterator[InheritedResources]:
         yield inherited
 
 
-@pytest.mark.parametrize("apart", fast_and_slow([True], [False]))
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [True, False])
 def test_a_restarted_engine_finds_the_host_tier_of_the_engine_before_it(
     inherited: InheritedResources, apart: bool
 ) -> None:
@@ -219,7 +220,7 @@ def test_a_restarted_engine_finds_the_host_tier_of_the_engine_before_it(
         assert again.ask(1, prompt) == (output, blocks * settings.block_size)
 
 
-@pytest.mark.parametrize("heard", [1, 9, 20])
+@pytest.mark.parametrize("heard", fast_and_slow([1], [9, 20]))
 def test_an_object_whose_engine_was_killed_is_completed_by_the_next_one(
     inherited: InheritedResources, heard: int
 ) -> None:

@@ -12,8 +12,8 @@ from tests.fuzz.target import Target
 from tests.seeds import fresh_seeds
 
 TARGETS = (*operator_files.TARGETS, *machine_bytes.TARGETS, *tenant_files.TARGETS)
-QUICK, LONG = 600, 100_000
-FEW = {"tokenizer": 30, "tokenizer_config": 60, "volume": 150}  # of the slow parsers
+QUICK, LONG = 300, 100_000
+FEW = {"tokenizer": 15, "tokenizer_config": 30, "volume": 75}  # of the slow parsers
 
 
 @pytest.mark.parametrize("seed", [1, *fresh_seeds(1)])

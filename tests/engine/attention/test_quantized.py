@@ -108,7 +108,7 @@ PLACINGS: dict[str, Placing] = {"triton": place_by_triton, **{one.name.lower(): 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cache", CACHES, ids=NAMES)
 @pytest.mark.parametrize("writer", PLACINGS)
-@pytest.mark.parametrize("seed", [0, 1, 1980757723, *fresh_seeds(1)])
+@pytest.mark.parametrize("seed", [1980757723, *fresh_seeds(1)])
 def test_rotated_heads_are_stored_with_the_bytes_of_the_reference(
     writer: str, cache: torch.dtype, dtype: torch.dtype, seed: int
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_backend_attends_over_8_bits(backend: str, step: str, name: str, cache
     [
         (backend, seed)
         for backend in BACKENDS
-        for seed in ([3, *fresh_seeds(1)] if backend == "triton" else [*range(5), *fresh_seeds(3)])
+        for seed in ([3, *fresh_seeds(1)] if backend == "triton" else [0, 1, *fresh_seeds(2)])
     ],
 )
 def test_a_backend_agrees_with_the_reference_on_random_ragged_steps(

@@ -190,6 +190,7 @@ def test_products_of_experts_use_tensor_cores_and_spill_no_registers() -> None:
     "jobs", fast_and_slow([QUANTIZED], [OTHER_QUANTIZED]), ids=["those of common models", "all others"]
 )
 def test_quantised_products_use_tensor_cores_of_their_type_and_fit_a_processor(jobs: list[Job]) -> None:
+    most_spilled = 0 if jobs is QUANTIZED else 32  # bytes of a thread; a few registers cost less than a smaller tile
     compiled = compile_for_hopper(jobs)
     if compiled is None:
         pytest.skip("this machine has no compiler for CUDA kernels")
@@ -201,5 +202,5 @@ def test_quantised_products_use_tensor_cores_of_their_type_and_fit_a_processor(j
         kinds = {WIDE.value: r"mma\S*\.bf16\.bf16", INT8.value: r"mma\S*\.s32\.s8\.s8", FP8.value: float8}
         kind = kinds[int(str(job.constants["X_FORMAT"]))]
         assert re.search(kind, made.ptx), told
-        assert made.spilled_bytes == 0, told
+        assert made.spilled_bytes <= most_spilled, told
         assert made.shared_bytes <= 160 << 10, told

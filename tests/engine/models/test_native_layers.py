@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.conformance.models import DENSE_NATIVE_FAMILIES, VOCAB_SIZE, Family, make_checkpoint
 from tests.engine.native.classes import CLASSES, library_of
-from tests.seeds import fresh_seeds
+from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.engine.attention.cache_rows import write_rows
 from tiercel.engine.attention.grouped import GroupedAttention
 from tiercel.engine.attention.native import NativeAttention
@@ -200,7 +200,7 @@ def run_one_by_one(
 
 @pytest.mark.parametrize("cpu_class", CLASSES)
 @pytest.mark.parametrize("kind", PRECISIONS)
-@pytest.mark.parametrize("seed", [1, *fresh_seeds(1)])
+@pytest.mark.parametrize("seed", fast_and_slow(fresh_seeds(1), [1]))
 def test_quantized_layers_are_joined_beside_those_of_16_bits(
     folder: Path, cpu_class: CpuClass, kind: str, seed: int
 ) -> None:

@@ -1,11 +1,20 @@
 """The AMX class with emulated tile registers, for machines without AMX."""
 
+import contextlib
 import ctypes
 from pathlib import Path
 
 import pytest
 
-from tiercel.engine.native.build import AVX512, PORTABLE_UNITS, CompilerError, compile_library, is_current
+from tiercel.engine.native.build import (
+    AVX512,
+    FOLDER,
+    LIBRARY_NAME,
+    PORTABLE_UNITS,
+    CompilerError,
+    compile_library,
+    is_current,
+)
 from tiercel.engine.native.library import open_library
 from tiercel.engine.native.table import CpuClass
 
@@ -30,3 +39,15 @@ def open_emulated(folder: Path, processor: CpuClass) -> ctypes.CDLL:
     found = open_library(path)
     assert not isinstance(found, str), found
     return found
+
+
+def main() -> None:
+    """Compile the library beside that of this machine before tests wait for it; without a compiler do nothing."""
+    found = open_library(FOLDER / LIBRARY_NAME)
+    if not isinstance(found, str) and not is_current(FOLDER / EMULATED_NAME):
+        with contextlib.suppress(CompilerError):
+            compile_emulated(FOLDER / EMULATED_NAME, CpuClass(found.tiercel_class()))
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ from tiercel.engine.models.rope import Rotary, rotate
 from tiercel.engine.native.table import CpuClass
 
 CPU = torch.device("cpu")
-SEEDS = [1, 2, 3, *fresh_seeds(3)]
+SEEDS = [1, *fresh_seeds(2)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # One rounding of the result may go the other way.
 ULP = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}

@@ -61,6 +61,7 @@ def run_tests(tree: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "OMP_NUM_THREADS": "2",
         "PYTHONMALLOC": "malloc",
+        "PYTEST_ADDOPTS": "",
     }
     # -s: pytest would lose what the sanitizers print before the process aborts
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-s", "-p", "no:cacheprovider", *words]
