@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from tiercel.errors import ConfigError
+from tiercel.modelfile.errors import ModelFileError
 
 MetadataValue = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...] | tuple[str, ...]
 
@@ -119,14 +119,14 @@ def read_header(path: Path) -> ModelFile:
     """Read metadata and the table of tensors.
 
     Cost:   less than a second for a vocabulary of 150,000 tokens; tensors are not read.
-    Errors: ConfigError naming the file, and the key or tensor, if the file cannot be read, is no GGUF file of a known
-            version, ends early, claims more than it has, or stores a tensor in a type that is not supported.
+    Errors: ModelFileError naming the file, and the key or tensor, if the file cannot be read, is no GGUF file of a
+            known version, ends early, claims more than it has, or stores a tensor in a type that is not supported.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Cursor(path, content).read_file()
     except (OSError, ValueError) as exc:  # ValueError: of an empty file
-        raise ConfigError("weights.broken", f"{path}: not a readable GGUF file: {exc}") from exc
+        raise ModelFileError("weights.broken", f"{path}: not a readable GGUF file: {exc}") from exc
 
 
 class _Cursor:
@@ -199,7 +199,9 @@ class _Cursor:
         if kind is None:
             known = ", ".join(one.name for one in BLOCK_TYPES.values())
             asked = _OTHER_TYPES.get(number, f"number {number}")
-            raise ConfigError("weights.format", f"{self._path}: {shown}: type {asked} is not supported; known: {known}")
+            raise ModelFileError(
+                "weights.format", f"{self._path}: {shown}: type {asked} is not supported; known: {known}"
+            )
         if not all(shape):
             raise self._broken(f"{shown}: shape {list(shape)} has no numbers")
         if shape[-1] % kind.numbers:
@@ -263,5 +265,5 @@ class _Cursor:
         self._place = end
         return raw
 
-    def _broken(self, reason: str) -> ConfigError:
-        return ConfigError("weights.broken", f"{self._path}: not a whole GGUF file: {reason}")
+    def _broken(self, reason: str) -> ModelFileError:
+        return ModelFileError("weights.broken", f"{self._path}: not a whole GGUF file: {reason}")

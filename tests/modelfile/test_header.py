@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.errors import ConfigError
+from tiercel.modelfile.errors import ModelFileError
 from tiercel.modelfile.header import BLOCK_TYPES, read_header
 
 U32, U64, STRING, ARRAY, U8 = 4, 10, 8, 9, 0
@@ -127,7 +127,7 @@ def test_a_hostile_file_is_refused_by_name_in_flat_memory(tmp_path: Path, case: 
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ModelFileError) as caught:
             read_header(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -142,11 +142,11 @@ def test_lists_of_a_large_file_do_not_fill_the_memory(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("a.b", ARRAY, struct.pack("<IQ", U8, 1 << 30)))
         file.truncate(2 << 30)  # sparse
-    with pytest.raises(ConfigError, match=r"metadata a\.b: all lists have more than 4,194,304 entries"):
+    with pytest.raises(ModelFileError, match=r"metadata a\.b: all lists have more than 4,194,304 entries"):
         read_header(path)
     with path.open("r+b") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("a.b", STRING, struct.pack("<Q", 1 << 30)))
-    with pytest.raises(ConfigError, match=r"the header has more than 67,108,864 bytes, in metadata a\.b"):
+    with pytest.raises(ModelFileError, match=r"the header has more than 67,108,864 bytes, in metadata a\.b"):
         read_header(path)
 
 
@@ -158,7 +158,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     assert read_header(path).metadata == {"a.b": "value", "a.c": (1, 2, 3)}
     for length in range(len(content)):
         path.write_bytes(content[:length])
-        with pytest.raises(ConfigError, match=r"model\.gguf"):
+        with pytest.raises(ModelFileError, match=r"model\.gguf"):
             read_header(path)
 
 
@@ -175,6 +175,6 @@ def test_changed_bytes_are_read_or_refused(tmp_path: Path, seed: int) -> None:
         path.write_bytes(changed)
         try:
             read_header(path)
-        except ConfigError:
+        except ModelFileError:
             refused += 1
     assert refused > 0, seed
