@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tiercel.cli.console import print_tables, warn
 from tiercel.cli.decode_prediction import DecodeWork, predict_decode
 from tiercel.config import resolve
+from tiercel.modelfile.folder import LINKED_NAME
 from tiercel.settings import Settings
 from tiercel.tier import Capacity
 from tiercel.units import show_bytes
@@ -51,7 +52,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
     yield (
         "Model",
         {
-            "folder": engine.model,
+            **_place(Path(engine.model)),
             "served as": ", ".join(settings.server.served_model_names),
             "architecture": facts.architecture,
             "implementation": facts.impl,
@@ -79,6 +80,11 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
         rates = measure_machine(facts.precision.activations, device.processors)
         speeds = dict(_speeds(facts, capacity, rates, device.processors, engine.max_num_seqs))
         yield "Predicted speed of decoding", speeds
+
+
+def _place(folder: Path) -> dict[str, str]:
+    linked = folder / LINKED_NAME
+    return {"file": str(linked.readlink())} if linked.is_symlink() else {"folder": str(folder)}
 
 
 def _speeds(

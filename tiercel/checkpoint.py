@@ -1,4 +1,4 @@
-"""Find the files of a model: a folder, or a name in the Hugging Face cache. Nothing is downloaded."""
+"""Find the files of a model: a folder, a GGUF file, or a name in the Hugging Face cache. Nothing is downloaded."""
 
 import json
 import re
@@ -6,26 +6,43 @@ from pathlib import Path
 from typing import cast
 
 from tiercel.errors import ConfigError
+from tiercel.modelfile.errors import ModelFileError
+from tiercel.modelfile.folder import SUFFIX, unfold_model
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve_model_folder(name: str, hub_cache: str | None = None) -> Path:
+def resolve_model_folder(name: str, hub_cache: str | None = None, own_cache: str | None = None) -> Path:
     """Return the folder of a model: `name` itself if it is a folder, else the cached snapshot of `org/name`.
 
-    `hub_cache` is the folder of the Hugging Face cache; None: the one that huggingface_hub uses.
-    Errors: ConfigError if there is neither, or the folder holds no config.json.
+    A GGUF file is unfolded into a folder below `own_cache`. `hub_cache` is the folder of the Hugging Face cache; None:
+    the one that huggingface_hub uses.
+
+    Errors: ConfigError if there is neither, the folder holds no config.json, or the file is not supported.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
+        if folder.suffix == SUFFIX and folder.is_file():
+            return _unfolded(folder, own_cache)
         if folder.exists():
-            raise ConfigError("model.not_a_folder", f"{name}: a file; give the folder that holds config.json")
+            raise ConfigError(
+                "model.not_a_folder", f"{name}: a file; give the folder that holds config.json, or a {SUFFIX} file"
+            )
         if not _HUB_NAME.fullmatch(name):
             raise ConfigError("model.not_found", f"{name}: no such folder")
         folder = _cached_snapshot(name, hub_cache)
     if not (folder / "config.json").is_file():
         raise ConfigError("model.no_config", f"{folder}: no config.json in this folder")
     return folder
+
+
+def _unfolded(path: Path, cache: str | None) -> Path:
+    if cache is None:
+        raise ConfigError("model.cache", f"{path}: no home folder to unfold it in; set XDG_CACHE_HOME")
+    try:
+        return unfold_model(path, Path(cache) / "models")
+    except ModelFileError as exc:
+        raise ConfigError(exc.code, str(exc)) from exc
 
 
 def _cached_snapshot(name: str, hub_cache: str | None) -> Path:

@@ -272,7 +272,8 @@ def _settle(values: Mapping[str, object], given: Collection[str]) -> Settings:
     """Check the values together and derive what depends on the machine: folders, served names, limits of the SSD."""
     engine, server = _build(EngineSettings, values), _build(ServerSettings, values)
     check_together(engine, server, given)
-    folder = str(resolve_model_folder(server.model or str(MODEL_DIR), os.environ.get("HF_HUB_CACHE") or None))
+    cache = _cache_folder()
+    folder = str(resolve_model_folder(server.model or str(MODEL_DIR), os.environ.get("HF_HUB_CACHE") or None, cache))
     paths = tuple(str(Path(path).expanduser().absolute()) for path in engine.kv_disk_paths)
     daily_bytes = engine.kv_disk_daily_bytes if "kv_disk_daily_writes" in given else engine.kv_disk_bytes
     engine = replace(
@@ -280,7 +281,7 @@ def _settle(values: Mapping[str, object], given: Collection[str]) -> Settings:
         model=folder,
         kv_disk_paths=paths,
         kv_disk_daily_bytes=daily_bytes if paths else 0,
-        cache_folder=_cache_folder(),
+        cache_folder=cache,
     )
     server = replace(server, model=folder, served_model_names=_served_names(server))
     check_exposure(server)

@@ -12,7 +12,7 @@ from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
 from tiercel.engine.models.moe import MixtureMLP
 from tiercel.engine.models.ops import Angles, AttentionParts, LayerParts, LayerRunner, Ops
 from tiercel.engine.models.precision import Precision
-from tiercel.engine.models.quantized_parts import WeightKernels
+from tiercel.engine.models.quantized_parts import DequantizedTarget, WeightKernels
 from tiercel.engine.models.rope import Rotary
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.linear import PACKED_DTYPES, return_freed_memory
@@ -23,6 +23,7 @@ LibraryOf = Callable[[Linear], WeightKernels | None]
 PrefersNative = Callable[[int, int], bool]
 """Returns whether the native kernels are faster than oneDNN for a weight of these outputs and inputs."""
 
+_EMBEDDING = "model.embed_tokens"
 _TIED_SHARE = 0.1  # of the weights: up to this size a tied head is copied into the packed layout
 
 
@@ -179,6 +180,7 @@ class Decoder:
         # An embedding that is the head, too, and quantised: rows of the head are the embedding.
         scheme = precision.scheme
         self._has_shared_head = config.is_tied and scheme is not None and scheme.quantizes_shared_embedding
+        self._embedding_format = None if config.is_tied or scheme is None else scheme.embedding
         rows = 0 if self._has_shared_head else config.vocab_size
         self._embedding = torch.empty(rows, config.hidden_size, dtype=precision.weights, device=device)
         self._native: LayerRunner | None = None  # all layers in one call, where the ops offer it
@@ -192,9 +194,11 @@ class Decoder:
     def targets(self) -> Iterator[Target]:
         """Yield every tensor of the checkpoint and the memory it is loaded into."""
         if self._has_shared_head:
-            yield from self._head.targets("model.embed_tokens")
+            yield from self._head.targets(_EMBEDDING)
+        elif self._embedding_format is not None:
+            yield _EMBEDDING, DequantizedTarget(_EMBEDDING, self._embedding_format, self._embedding)
         else:
-            yield "model.embed_tokens.weight", self._embedding
+            yield f"{_EMBEDDING}.weight", self._embedding
         for index, layer in enumerate(self._layers):
             yield from layer.targets(f"model.layers.{index}.")
         yield "model.norm.weight", self._norm.weight

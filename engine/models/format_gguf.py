@@ -3,16 +3,31 @@
 Layouts: ggml-common.h and ggml-quants.c of https://github.com/ggml-org/ggml.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tiercel.engine.models.config import ConfigFields
 from tiercel.engine.models.format_gptq import draw_affine
-from tiercel.engine.models.quantization import StoredTensor, WrongTensorError, check_finite
+from tiercel.engine.models.quantization import (
+    UNSUPPORTED,
+    LayerFormat,
+    NamePattern,
+    Rule,
+    Scheme,
+    StoredTensor,
+    WrongTensorError,
+    check_finite,
+)
 from tiercel.engine.models.quantized_weight import QuantizedWeight
-from tiercel.modelfile.header import BlockType
+from tiercel.errors import ConfigError
+from tiercel.modelfile.header import BLOCK_TYPES, BlockType
+
+_READ_NUMBERS = 1 << 20  # at once; several tensors of one byte each are made of them
+_EMBEDDING = "model.embed_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +158,42 @@ class GgufFormat:
         """See `LayerFormat.read`."""
         if inputs % self.block.numbers:
             raise WrongTensorError("weight", f"{self.block.name} has blocks of {self.block.numbers} numbers")
-        code, content = self._code, self._code.decode(found["weight"].reshape(-1, self.block.nbytes))
-        offsets = None if content.offsets is None else content.offsets.reshape(outputs, -1)
-        values, scales = content.values.reshape(outputs, inputs), content.scales.reshape(outputs, -1)
+        code, groups = self._code, inputs // self._code.group_size
+        values, scales = torch.empty(outputs, inputs, dtype=torch.int8), torch.empty(outputs, groups)
+        offsets = torch.empty(outputs, groups) if code.has_offsets else None
+        rows = max(1, _READ_NUMBERS // inputs)
+        for start in range(0, outputs, rows):
+            part = slice(start, start + rows)
+            content = code.decode(found["weight"][part].reshape(-1, self.block.nbytes))
+            values[part] = content.values.reshape(-1, inputs)
+            scales[part] = content.scales.reshape(-1, groups)
+            if offsets is not None and content.offsets is not None:
+                offsets[part] = content.offsets.reshape(-1, groups)
         return QuantizedWeight(values, scales, offsets, None, code.group_size, code.bits)
 
     def draw(self, weight: Tensor) -> QuantizedWeight:
         """See `LayerFormat.draw`."""
         return draw_affine(weight, self._code.bits, self._code.group_size, not self._code.has_offsets)
+
+
+def read_gguf(fields: ConfigFields) -> Scheme:
+    """Return the scheme of a folder that a GGUF file was unfolded into: the layers of each type of blocks.
+
+    Errors: ConfigError naming the field.
+    """
+    layers = fields.object("layers")
+    if layers is None:
+        raise ConfigError("model.field_missing", f"{fields.source}: layers is missing")
+    types = {block.name: block for block in BLOCK_TYPES.values() if block.name in BLOCK_CODES}
+    rules: list[Rule] = []
+    embedding: LayerFormat | None = None
+    for name, found in layers.as_object().items():
+        if name not in types:
+            raise ConfigError(UNSUPPORTED, f"{layers.source}: {name:.200} is not supported; known: {', '.join(types)}")
+        if not isinstance(found, list) or not all(isinstance(layer, str) for layer in found):
+            raise ConfigError("model.field_wrong", f"{layers.source}: {name} must be a list of names")
+        form = GgufFormat(types[name])
+        rules.append(Rule(tuple(NamePattern("exact", layer) for layer in found), form))
+        embedding = form if _EMBEDDING in found else embedding
+    identity = f"gguf {json.dumps(fields.as_object(), sort_keys=True)}"
+    return Scheme("gguf", identity, tuple(rules), embedding is not None, embedding)

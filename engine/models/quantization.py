@@ -113,6 +113,7 @@ class Scheme:
     name:                       for people, with the formats of the layers
     identity:                   a text that differs for every scheme, as part of a model's fingerprint
     quantizes_shared_embedding: whether an embedding that is the head, too, is stored as the head is
+    embedding:                  the format of an embedding that is not the head; it is dequantised when it is read
     skipped:                    endings of names of tensors that are not read, such as scales of KV in 8 bits
     """
 
@@ -120,6 +121,7 @@ class Scheme:
     identity: str
     rules: tuple[Rule, ...]
     quantizes_shared_embedding: bool = False
+    embedding: LayerFormat | None = None
     skipped: tuple[str, ...] = ()
 
     def layer(self, name: str) -> LayerFormat | None:

@@ -11,6 +11,7 @@ from tiercel.engine.models.activation_rounding import quantize_weight
 from tiercel.engine.models.config import ConfigFields
 from tiercel.engine.models.format_compressed import read_compressed
 from tiercel.engine.models.format_fp8 import read_fp8
+from tiercel.engine.models.format_gguf import read_gguf
 from tiercel.engine.models.format_gptq import read_awq, read_gptq
 from tiercel.engine.models.quantization import UNSUPPORTED, NamePattern, Rule, Scheme, StoredTensor, count_bytes
 from tiercel.engine.models.quantized_weight import QuantizedWeight
@@ -64,6 +65,8 @@ def read_scheme(fields: ConfigFields) -> Scheme:
     Errors: ConfigError naming the field; an unknown scheme is named by its `quant_method`.
     """
     method = fields.read("quant_method", str).lower()
+    if method == "gguf":
+        return read_gguf(fields)
     if method not in _READERS:
         shown = ", ".join(_READERS)
         raise ConfigError(UNSUPPORTED, f"{fields.source}: quant_method: {method:.200} is not supported; known: {shown}")

@@ -1,7 +1,7 @@
 """The weights of one matrix product of which at least one layer of the checkpoint is quantised."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,6 +13,8 @@ from tiercel.engine.models.quantized_linear import CompactWeight
 from tiercel.engine.models.quantized_weight import QuantizedWeight
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.linear import PACKED_DTYPES, PackedLinear
+
+_DEQUANTIZED_NUMBERS = 1 << 20  # at once; they are float32
 
 
 class QuantizedTarget:
@@ -51,6 +53,24 @@ class QuantizedTarget:
         compact = CompactWeight.of(weight)
         self.nbytes = compact.nbytes
         self._take(compact.to(self._device))
+
+
+class DequantizedTarget(QuantizedTarget):
+    """The memory of a layer that is quantised in the checkpoint alone."""
+
+    def __init__(self, layer: str, form: LayerFormat, memory: Tensor) -> None:
+        """`memory`: [outputs, inputs], of any floating-point type. Errors: ConfigError; see `LayerFormat`."""
+        super().__init__(layer, form, (memory.shape[0], memory.shape[1]), memory.device, lambda _: None)
+        self.nbytes = memory.nbytes
+        self._memory = memory
+
+    def _keep(self, weight: QuantizedWeight) -> None:
+        rows = max(1, _DEQUANTIZED_NUMBERS // weight.values.shape[1])
+        for start in range(0, weight.values.shape[0], rows):
+            part = slice(start, start + rows)
+            offsets = None if weight.offsets is None else weight.offsets[part]
+            piece = replace(weight, values=weight.values[part], scales=weight.scales[part], offsets=offsets)
+            self._memory[part] = piece.dequantize().to(self._memory)
 
 
 class PackedProduct(Protocol):

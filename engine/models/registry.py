@@ -23,7 +23,13 @@ from tiercel.engine.models.decoder import Decoder, PrefersNative
 from tiercel.engine.models.fused_experts import renaming_of
 from tiercel.engine.models.native_ops import NativeOps
 from tiercel.engine.models.ops import Ops
-from tiercel.engine.models.precision import CpuProducts, choose_precision, precision_warning, without_kernels
+from tiercel.engine.models.precision import (
+    CpuProducts,
+    choose_precision,
+    dtype_name,
+    precision_warning,
+    without_kernels,
+)
 from tiercel.engine.models.quantization import UNSUPPORTED, Scheme
 from tiercel.engine.models.quantization_scheme import choose_scheme
 from tiercel.engine.models.torch_ops import TorchOps
@@ -90,6 +96,8 @@ def _fill(
     scheme = model.precision.scheme
     skipped = () if scheme is None else scheme.skipped
     load_weights(targets, open_checkpoint(folder), digest, progress, skipped, renaming_of(config))
+    if scheme is not None and scheme.embedding is not None and not config.is_tied:
+        log.info("embedding dequantised from=%s to=%s", scheme.embedding.text, dtype_name(model.precision.weights))
     model.weights_bytes = sum(target.nbytes for target in targets.values())  # of quantised ones it is known now
     return digest.finish()
 

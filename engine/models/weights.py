@@ -1,4 +1,4 @@
-"""Load weights from a Hugging Face folder: safetensors, one file or shards, tensor by tensor."""
+"""Load weights from a folder, tensor by tensor: safetensors, one file or shards, or a GGUF file."""
 
 import hashlib
 import json
@@ -12,17 +12,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tiercel.engine.models.model_file import open_model_file
 from tiercel.engine.models.quantization import WrongTensorError, roles_of
 from tiercel.engine.models.quantized_parts import QuantizedTarget
 from tiercel.engine.native.linear import return_freed_memory
 from tiercel.errors import ConfigError
+from tiercel.modelfile.errors import ModelFileError
+from tiercel.modelfile.folder import LINKED_NAME, SUFFIX
 
 Progress = Callable[[int, int], None]
 """Called after every tensor with the bytes loaded so far and in total."""
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+_FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 _DERIVED = (".rotary_emb.inv_freq", ".self_attn.bias", ".self_attn.masked_bias")  # in old checkpoints; not used
 _CHUNK_WORDS = 1 << 17  # 1 MiB
 _UNPACKED_BYTES = 2 << 20  # of weights in 8 bits that have been packed, after which their memory is returned
@@ -31,7 +34,7 @@ _NAME_MAX = 255  # bytes of the name of a file on Linux
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The safetensors files of a folder. `shards` lists for each file the tensors that it must hold; None means any."""
+    """The files of a folder's weights. `shards` lists for each file the tensors that it must hold; None means any."""
 
     folder: Path
     shards: tuple[tuple[Path, frozenset[str] | None], ...]
@@ -46,6 +49,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         return Checkpoint(folder, _read_index(folder))
     if (folder / _SINGLE).is_file():
         return Checkpoint(folder, ((folder / _SINGLE, None),))
+    if (folder / LINKED_NAME).is_file():
+        return Checkpoint(folder, ((folder / LINKED_NAME, None),))
     for path in sorted(folder.iterdir() if folder.is_dir() else ()):
         if path.suffix in _FOREIGN:
             raise ConfigError("weights.format", f"{path}: only safetensors weights are read; convert this file first")
@@ -144,7 +149,7 @@ def open_tensors(checkpoint: Checkpoint) -> Iterator[TensorFiles]:
     with ExitStack() as files:
         for path, expected in checkpoint.shards:
             with _translated(path):
-                file = files.enter_context(safe_open(path, framework="pt", device="cpu"))
+                file = files.enter_context(_open(path))
                 names = file.keys()
             if expected is not None and expected != set(names):
                 name = min(expected.symmetric_difference(names))
@@ -154,6 +159,10 @@ def open_tensors(checkpoint: Checkpoint) -> Iterator[TensorFiles]:
         if not file_by_name:
             raise ConfigError("weights.none", f"{checkpoint.folder}: the weights have no tensors")
         yield TensorFiles(file_by_name)
+
+
+def _open(path: Path) -> Any:  # Any: see TensorFiles
+    return open_model_file(path) if path.suffix == SUFFIX else safe_open(path, framework="pt", device="cpu")
 
 
 def stream_tensors(checkpoint: Checkpoint) -> Iterator[tuple[Path, str, Tensor]]:
@@ -170,8 +179,10 @@ def stream_tensors(checkpoint: Checkpoint) -> Iterator[tuple[Path, str, Tensor]]
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
+    except ModelFileError as exc:
+        raise ConfigError(exc.code, str(exc)) from exc
     except (SafetensorError, OSError) as exc:
-        raise ConfigError("weights.broken", f"{path}: not a whole safetensors file: {exc}") from exc
+        raise ConfigError("weights.broken", f"{path}: not a whole file of weights: {exc}") from exc
 
 
 class ContentDigest:

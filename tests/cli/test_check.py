@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tests.conformance.quantized import compress, compressed_config, write_quantized
+from tests.modelfile.written import write_model
 from tiercel.cli.main import main
 from tiercel.device.cpu import CpuDevice
 
@@ -205,3 +206,24 @@ def test_flags_that_do_not_fit_the_model_are_refused(
     folders: Path, flags: tuple[str, ...], words: str, capsys: Captured
 ) -> None:
     assert words in refused(folders / "llama", *flags, capsys=capsys)
+
+
+def test_a_gguf_file_is_checked_as_a_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "a.gguf"
+    write_model(path, "qwen2", "Q4_K", others={"embed_tokens": "Q6_K"})
+    out = checked(path, capsys=capsys)
+    for words in (
+        f"file {path}",
+        f"served as {path}, a.gguf",
+        "architecture Qwen2ForCausalLM",
+        "quantization gguf: Q6_K; Q4_K",
+        "special tokens <unk> <s> </s>",
+        "end of sequence </s>",
+        "chat template yes",
+    ):
+        assert words in out
+    path.write_bytes(path.read_bytes()[:-1])
+    assert f"{path}: not a whole GGUF file: tensor" in refused(path, capsys=capsys)

@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from tests.e2e.daemon import Daemon, daemon
+from tests.modelfile.written import write_embedded
+from tests.seeds import fast_and_slow
 from tools.embedded.chats import Chat
 from tools.embedded.recall import recall_question
 
@@ -180,3 +182,18 @@ def test_recall_survives_a_cache_that_is_too_small_for_all(tmp_path: Path) -> No
         assert right >= 31
         small.assert_nothing_held()
         assert small.stop() == 0
+
+
+@pytest.mark.parametrize("kind", fast_and_slow(["Q8_0"], ["F32", "Q4_0"]))
+def test_a_gguf_file_is_served_as_its_folder_is(kind: str, served: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "embedded.gguf"
+    write_embedded(path, kind)
+    with daemon(tmp_path, str(path), variables={"XDG_CACHE_HOME": str(tmp_path / "cache")}) as running:
+        assert running.model == str(path)
+        answer, expected = running.chat(QUESTION).json(), served.chat(QUESTION).json()
+        # tokenizer and template are equal
+        assert answer["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+        if kind == "Q4_0":
+            assert answer["usage"]["completion_tokens"]  # so small a model loses much with 4 bits
+        else:
+            assert answer["choices"][0]["message"] == expected["choices"][0]["message"]

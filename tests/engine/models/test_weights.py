@@ -183,7 +183,7 @@ def test_stored_rotations_of_old_checkpoints_are_ignored(folder: Path) -> None:
 def test_a_truncated_file_is_refused_by_name(folder: Path, keep: int) -> None:
     os.truncate(folder / "model.safetensors", keep)
 
-    assert "model.safetensors: not a whole safetensors file" in refusal(folder)
+    assert "model.safetensors: not a whole file of weights" in refusal(folder)
 
 
 @pytest.mark.parametrize(
