@@ -47,8 +47,12 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
     library = find_library() if device.name == "cpu" else "not for a GPU"
     products = CpuProducts.of(None if isinstance(library, str) else library) if device.name == "cpu" else None
     facts = read_model_facts(engine, products)
-    loaded = LoadedDevice(device, facts.weights_bytes)
-    capacity = size_pool(engine, facts.kv, loaded, facts.max_model_len, facts.weights_bytes)
+    memory = facts.expert_bytes if engine.expert_memory_bytes is None else engine.expert_memory_bytes
+    in_memory = facts.weights_bytes - max(0, facts.expert_bytes - memory)
+    is_tiered = in_memory < facts.weights_bytes
+    other = {"in memory": f"{show_bytes(in_memory)}; the other experts are on the SSD"} if is_tiered else {}
+    loaded = LoadedDevice(device, in_memory)
+    capacity = size_pool(engine, facts.kv, loaded, facts.max_model_len, in_memory)
     yield (
         "Model",
         {
@@ -60,6 +64,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
             "CPU kernels": f"none: {library}" if isinstance(library, str) else library.class_name,
             "quantization": "none" if facts.precision.scheme is None else str(facts.precision.scheme),
             "weights": f"{show_bytes(facts.weights_bytes)}, {facts.weights_bytes / facts.weights:.2f} bytes per weight",
+            **other,
             "context": f"{facts.max_model_len:,} tokens, {capacity.max_model_len:,} served",
         },
     )

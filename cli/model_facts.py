@@ -21,7 +21,7 @@ from tiercel.engine.models.precision import (
     without_kernels,
 )
 from tiercel.engine.models.quantization_scheme import choose_scheme
-from tiercel.engine.models.registry import choose_native, open_ops
+from tiercel.engine.models.registry import choose_native, open_ops, refuse_expert_memory
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings
@@ -95,6 +95,8 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
     precision = choose_precision(settings.dtype, fields, products, settings.kv_cache_dtype)
     precision = replace(precision, scheme=scheme)
     warning = precision_warning(settings.dtype, fields, products, precision)
+    if settings.expert_memory_bytes is not None:
+        refuse_expert_memory(config, "cpu" if settings.device == "auto" else settings.device)
     if config is None:
         return _transformers_facts(settings, folder, fields, precision, warning)
     ops = open_ops(_NOWHERE, open_attention(settings.attention_backend, _NOWHERE))

@@ -25,10 +25,11 @@ from tiercel.engine.measure.step_times import open_step_times
 from tiercel.engine.memory.capacity import show_arithmetic, size_pool, step_tokens
 from tiercel.engine.memory.tiers import Tiers, open_tiers
 from tiercel.engine.models.base import Model, kv_spec
-from tiercel.engine.models.decoder import PrefersNative
+from tiercel.engine.models.decoder import Decoder, PrefersNative
 from tiercel.engine.models.generation import read_end_tokens
 from tiercel.engine.models.precision import dtype_name
 from tiercel.engine.models.registry import load_model
+from tiercel.engine.models.tiered_experts import ExpertTier
 from tiercel.engine.native.library import NativeLibrary, load_library
 from tiercel.engine.progress import LoadProgress, Outbox
 from tiercel.engine.sampling import open_sampler
@@ -43,6 +44,7 @@ from tiercel.engine.wake import Wake
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.store.memory_file import identity_of, kept_memory
 from tiercel.kvcache.tiers import TierLimits
+from tiercel.outcome import ExpertGauges
 from tiercel.rates import Rates
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
@@ -78,6 +80,7 @@ class Engine:
         capacity: Capacity,
         clock: Clock,
         grammars: GrammarCache,
+        experts: ExpertTier | None,
     ) -> None:
         self.loop = loop
         self.model = model
@@ -90,6 +93,7 @@ class Engine:
         self.grammars = grammars
         self._lane = lane
         self._clock = clock
+        self._experts = experts
 
     def patience_s(self) -> float:
         """Return how long the loop may sleep when a step had nothing to do.
@@ -106,6 +110,8 @@ class Engine:
         """Stop the lanes and wait for writes to the disk."""
         self.grammars.close()
         self._lane.close()
+        if self._experts is not None:
+            self._experts.close()
         self.tiers.close()
 
 
@@ -169,6 +175,7 @@ def assemble(
     """Open an engine on a loaded model. See `open_engine`."""
     spec = kv_spec(model, settings.block_size)
     place, lane = torch.device(device.name), device.open_lane()
+    experts = model.tier if isinstance(model, Decoder) else None
     max_rows = settings.max_num_seqs + 1  # one suspect is admitted beyond the limit
     library = load_library() if device.name == "cpu" else None
     sampler = open_sampler(max_rows, model.vocab_size, place, model.precision.activations, library)
@@ -225,9 +232,10 @@ def assemble(
         record=record,
         stall_s=_MEASURED_STALL_S if settings.calibration_s else UNMEASURED_STALL_S,
         grammars=grammars,
+        experts=ExpertGauges if experts is None else experts.gauges,
     )
     upkeep = Upkeep(tiers, rates, cache.background, clock, policy.costs if settings.calibration_s else None)
-    return Engine(loop, model, cache, tiers, upkeep, release, lane, device, capacity, clock, grammars)
+    return Engine(loop, model, cache, tiers, upkeep, release, lane, device, capacity, clock, grammars, experts)
 
 
 def _record_graphs(

@@ -6,7 +6,7 @@ from tiercel.clock import Clock
 from tiercel.engine.fairness_survey import FairnessSurvey
 from tiercel.engine.step.memory_relief import MemoryRelief
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import DiskState, Gauges, GrammarGauges, RouteGauges
+from tiercel.outcome import DiskState, ExpertGauges, Gauges, GrammarGauges, RouteGauges
 from tiercel.scheduler.book import SequenceBook
 
 _MAX_SEQUENCES = 64  # in one report
@@ -26,8 +26,12 @@ class GaugeReader:
         clock: Clock,
         threads: Callable[[], int] = lambda: 0,
         grammars: Callable[[], GrammarGauges] = GrammarGauges,
+        experts: Callable[[], ExpertGauges] = ExpertGauges,
     ) -> None:
-        """`threads`: returns the number of threads that compute together; 0 if the device is no CPU."""
+        """`threads`: returns the number of threads that compute together; 0 if the device is no CPU.
+
+        `experts`: returns the counters of experts that are partly in memory.
+        """
         self.num_steps = 0  # committed since the start; steps that failed do not count
         self._num_nano_batches = 0  # of those steps
         self._book = book
@@ -39,6 +43,7 @@ class GaugeReader:
         self._clock = clock
         self._threads = threads
         self._grammars = grammars
+        self._experts = experts
 
     def count_step(self, nano_batches: int) -> None:
         """Count a committed step."""
@@ -78,4 +83,5 @@ class GaugeReader:
             preemptions_by_reason=book.preemption_counts.by_reason(),
             fair=self._survey.take(self._clock.now_s()) if is_full else None,
             grammars=self._grammars(),
+            experts=self._experts(),
         )

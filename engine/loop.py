@@ -22,7 +22,16 @@ from tiercel.grammar import GRAMMAR_FAILED
 from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.table import NO_REUSE
-from tiercel.outcome import BAD_LOGITS, DiskState, Finished, FinishReason, RouteGauges, SequenceState, StepOutcome
+from tiercel.outcome import (
+    BAD_LOGITS,
+    DiskState,
+    ExpertGauges,
+    Finished,
+    FinishReason,
+    RouteGauges,
+    SequenceState,
+    StepOutcome,
+)
 from tiercel.plan import NanoBatch, StepPlan, whole_slices
 from tiercel.request import Request
 from tiercel.scheduler.book import Commit, SequenceBook
@@ -97,10 +106,11 @@ class EngineLoop:
         record: StepRecord | None = None,
         stall_s: float = UNMEASURED_STALL_S,
         grammars: Grammars | None = None,
+        experts: Callable[[], ExpertGauges] = ExpertGauges,
     ) -> None:
-        """`threads`: see `GaugeReader`. `release_disk`: see `DiskRelease.begin`. `record`: for whoever asks what a dead
-        engine was working on. `stall_s`: the least time without the end of a step after which the engine counts as
-        hung. `grammars`: None: requests that have one fail."""
+        """`threads`, `experts`: see `GaugeReader`. `release_disk`: see `DiskRelease.begin`. `record`: for whoever asks
+        what a dead engine was working on. `stall_s`: the least time without the end of a step after which the engine
+        counts as hung. `grammars`: None: requests that have one fail."""
         self._book = book
         self._cache = cache
         self._planner = planner
@@ -127,6 +137,7 @@ class EngineLoop:
         self.gauges = GaugeReader(
             *(book, cache, self._relief, self._survey, self._mover.gauges, disk_state, clock, threads),
             grammars=self._grammars.gauges,
+            experts=experts,
         )
         self._reporter = Reporter(book, self.gauges, self._survey, post, clock)
         self.has_quit = False

@@ -252,6 +252,21 @@ class GrammarGauges(Struct, frozen=True, kw_only=True, array_like=True, gc=False
     mask_s: float = 0.0  # on the lane
 
 
+class ExpertGauges(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """The counters of experts that are partly in memory (`--expert-memory`), since start; all 0 without."""
+
+    experts: int = 0  # of all layers
+    slots: int = 0  # experts that are in memory at most
+    memory_bytes: int = 0  # of these slots
+    hits: int = 0  # experts that a layer of a forward needed and that were in memory
+    misses: int = 0  # those that were not
+    fetched_ahead: int = 0  # asked for by a prediction
+    fetched_bytes: int = 0
+    evictions: int = 0
+    stalls: int = 0  # times that computing waited for an expert
+    stall_s: float = 0.0
+
+
 class SequenceGauges(Struct, frozen=True, gc=False):
     """The engine's gauges of one sequence that was admitted."""
 
@@ -293,6 +308,7 @@ class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     sequences: tuple[SequenceGauges, ...] = ()  # admitted sequences of the highest ranks; reported with the tiers
     fair: FairGauges | None = None  # in some reports only
     grammars: GrammarGauges = GrammarGauges()
+    experts: ExpertGauges = ExpertGauges()
 
     def after(self, before: "Gauges") -> "Gauges":
         """Return the gauges with the parts that this report leaves out taken from an earlier report."""

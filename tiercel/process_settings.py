@@ -16,7 +16,7 @@ class ProcessSettings(Struct, frozen=True, kw_only=True):
     """The settings that both processes act on."""
 
     model: Annotated[
-        str, Option(MODEL, "Model folder, GGUF file, or org/name in the Hugging Face cache.", default=None)
+        str, Option(MODEL, "Folder, GGUF file, or org/name in the hub's cache.", default=None)
     ]  # once resolved: a folder
     scheduling_policy: Annotated[
         PolicyName, Option(SCHEDULER, "Scheduling policy: fair, priority or fcfs.", "NAME", is_rare=True, is_live=True)

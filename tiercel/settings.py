@@ -177,6 +177,16 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
             is_live=True,
         ),
     ] = 0
+    expert_memory_bytes: Annotated[
+        int | None,
+        _size(
+            MEMORY,
+            "Memory for experts of a mixture; the others are read from the first folder of kv-disk-path; default: all.",
+            within=(1, _MAX_KV_BYTES),
+            name="expert_memory",
+            is_rare=True,
+        ),
+    ] = None  # without kv-disk-path they are in the cache folder
     preemption_mode: Annotated[
         PreemptionMode,
         Option(MEMORY, "How preempted KV returns: swap, recompute, or auto (the cheaper one).", "MODE", is_rare=True),

@@ -1,6 +1,7 @@
 """The native decoder from one parametric description: Llama, Mistral, Qwen, and the mixtures Mixtral and OLMoE."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -9,16 +10,14 @@ from torch import Tensor
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.config import DecoderConfig
 from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
-from tiercel.engine.models.moe import MixtureMLP
+from tiercel.engine.models.moe import ExpertPart, MixtureMLP
 from tiercel.engine.models.ops import Angles, AttentionParts, LayerParts, LayerRunner, Ops
 from tiercel.engine.models.precision import Precision
-from tiercel.engine.models.quantized_parts import DequantizedTarget, WeightKernels
+from tiercel.engine.models.quantized_parts import DequantizedTarget
 from tiercel.engine.models.rope import Rotary
+from tiercel.engine.models.tiered_experts import ExpertTier, LibraryOf
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.linear import PACKED_DTYPES, return_freed_memory
-
-LibraryOf = Callable[[Linear], WeightKernels | None]
-"""Returns the kernels for a layer; None if oneDNN computes it."""
 
 PrefersNative = Callable[[int, int], bool]
 """Returns whether the native kernels are faster than oneDNN for a weight of these outputs and inputs."""
@@ -109,14 +108,22 @@ class GatedMLP:
 class Layer:
     """Attention and MLP, each after a norm. Their outputs are added to the residual by the following norm."""
 
-    def __init__(self, config: DecoderConfig, layer: int, ops: Ops, precision: Precision, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer: int,
+        ops: Ops,
+        precision: Precision,
+        device: torch.device,
+        tier: ExpertTier | None = None,
+    ) -> None:
         self._ops = ops
         self._attention_norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
         self._attention = SelfAttention(config, layer, ops, precision, device)
         self._mlp_norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
         mixture = config.mixture
         self._mlp = (
-            MixtureMLP(config.hidden_size, mixture, ops, precision, device)
+            MixtureMLP(config.hidden_size, mixture, ops, precision, device, tier=tier)
             if mixture is not None and mixture.layers[layer]
             else GatedMLP(config, ops, precision, device)
         )
@@ -132,6 +139,11 @@ class Layer:
         """See `Linear.pack`."""
         self._attention.pack(library_of)
         self._mlp.pack(library_of)
+
+    @property
+    def mixture(self) -> MixtureMLP | None:
+        """The mixture of experts; None if the layer has a dense MLP."""
+        return self._mlp if isinstance(self._mlp, MixtureMLP) else None
 
     def join_experts(self) -> bool:
         """See `MixtureMLP.join`; True for a layer without a mixture."""
@@ -165,7 +177,15 @@ class Decoder:
 
     impl = "native"
 
-    def __init__(self, config: DecoderConfig, ops: Ops, precision: Precision, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        ops: Ops,
+        precision: Precision,
+        device: torch.device,
+        tier: ExpertTier | None = None,
+    ) -> None:
+        """`tier`: has the experts that are not in memory; None: all are."""
         self.layers, self.kv_heads, self.head_dim = config.layers, config.kv_heads, config.head_dim
         self.vocab_size, self.max_model_len = config.vocab_size, config.max_model_len
         self.precision = precision
@@ -174,7 +194,10 @@ class Decoder:
         self.products = "torch"  # what computes the matrix products: torch, and after `pack` perhaps native or oneDNN
         self._ops = ops
         self._rotary = Rotary(config.rope, config.head_dim, precision.activations, device)
-        self._layers = tuple(Layer(config, index, ops, precision, device) for index in range(config.layers))
+        self.tier = tier
+        self._layers = tuple(Layer(config, index, ops, precision, device, tier) for index in range(config.layers))
+        for mixture, following in pairwise(self.mixtures):
+            mixture.precede(following)
         self._norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
         self._is_tied = config.is_tied
         # An embedding that is the head, too, and quantised: rows of the head are the embedding.
@@ -206,6 +229,20 @@ class Decoder:
             yield from self._head.targets("lm_head")
 
     @property
+    def mixtures(self) -> tuple[MixtureMLP, ...]:
+        """The mixtures of experts, in the order of the layers that have one."""
+        return tuple(mixture for layer in self._layers if (mixture := layer.mixture) is not None)
+
+    def expert_parts(
+        self, library: NativeLibrary | None = None, prefers_native: PrefersNative | None = None
+    ) -> Iterator[ExpertPart]:
+        """Yield the experts of a tier, which `targets` leaves out. See `pack`."""
+        library_of = self._library_of(library, prefers_native)
+        for index, layer in enumerate(self._layers):
+            if layer.mixture is not None:
+                yield from layer.mixture.parts(f"model.layers.{index}.", library_of)
+
+    @property
     def parts(self) -> tuple[LayerParts, ...]:
         """The weights and parameters of all layers; empty if a layer has a mixture."""
         parts = tuple(part for layer in self._layers if (part := layer.parts) is not None)
@@ -220,16 +257,10 @@ class Decoder:
 
         `prefers_native`: chooses between the library and oneDNN where both are fast; by default the library.
         """
-        precision, device = self.precision, self._embedding.device
         joined = [layer.join_experts() for layer in self._layers]
         self.is_capturable = self._ops.is_capturable and all(joined)
-        if library is not None and device.type == "cpu" and precision.weights in PACKED_DTYPES:
-            prefers = prefers_native if prefers_native is not None and can_pack(precision, device) else None
-
-            def library_of(linear: Linear) -> NativeLibrary | None:
-                is_native = prefers is None or linear.is_quantized or prefers(sum(linear.outputs), linear.inputs)
-                return library if is_native else None
-
+        library_of = self._library_of(library, prefers_native)
+        if library is not None and library_of is not None and self._has_native_products(library):
             for layer in self._layers:
                 layer.pack(library_of)
                 return_freed_memory()  # otherwise the memory of small weights is kept beside the packed ones
@@ -238,25 +269,43 @@ class Decoder:
             if self._is_tied:
                 self._embedding = self._embedding.new_empty(0)
             return_freed_memory()
-            self.products = "native" if prefers is None else "native or oneDNN, by weight"
+            has_choice = prefers_native is not None and can_pack(self.precision, self._embedding.device)
+            self.products = "native or oneDNN, by weight" if has_choice else "native"
             return
-        packer = None if precision.scheme is None else self._ops.quantized_packer(device)
+        packer = None if self.precision.scheme is None else self._ops.quantized_packer(self._embedding.device)
         if packer is not None:
             for layer in self._layers:
                 layer.pack(lambda _: packer)
             self._head.pack(packer)
             self.products = "Triton where weights are quantised, else torch"
             return
-        if not can_pack(precision, device):
+        if library_of is None:
             return
         self.products = "oneDNN"
         for layer in self._layers:
-            layer.pack(lambda _: None)
+            layer.pack(library_of)
         if not self._is_tied or self._has_shared_head:
             self._head.pack()
         elif self._embedding.nbytes <= _TIED_SHARE * self.weights_bytes:
             self._head.pack()
             self.weights_bytes += self._embedding.nbytes
+
+    def _has_native_products(self, library: NativeLibrary | None) -> bool:
+        is_cpu = self._embedding.device.type == "cpu"
+        return library is not None and is_cpu and self.precision.weights in PACKED_DTYPES
+
+    def _library_of(self, library: NativeLibrary | None, prefers_native: PrefersNative | None) -> LibraryOf | None:
+        """Return what packs a layer: the native kernels, or None for oneDNN; None if nothing is packed."""
+        packs = can_pack(self.precision, self._embedding.device)
+        if not self._has_native_products(library):
+            return (lambda _: None) if packs else None
+        prefers = prefers_native if packs else None
+
+        def library_of(linear: Linear) -> NativeLibrary | None:
+            is_native = prefers is None or linear.is_quantized or prefers(sum(linear.outputs), linear.inputs)
+            return library if is_native else None
+
+        return library_of
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
         """See `Model.forward`."""

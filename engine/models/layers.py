@@ -84,6 +84,7 @@ class Linear:
         self._quantized: QuantizedParts | None = None
         self._native: PackedLinear | None = None
         self._packed: Tensor | None = None
+        self._packs_moved = False  # the weight is packed for oneDNN whenever it has moved
 
     @classmethod
     def sharing(cls, weight: Tensor, precision: Precision) -> "Linear":
@@ -129,11 +130,12 @@ class Linear:
             for name, rows in zip(names, self.bias.split(self.outputs), strict=True):
                 yield f"{name}.bias", rows
 
-    def pack(self, kernels: WeightKernels | None = None) -> None:
+    def pack(self, kernels: WeightKernels | None = None, *, moves: bool = False) -> None:
         """Replace the loaded weight by a packed one: for the kernels if given, else for oneDNN.
 
         The native library takes weights of 16 bits and quantised ones, a `QuantizedPacker` quantised ones alone, oneDNN
-        those that `can_pack` names.
+        those that `can_pack` names. `moves`: see `storage`. The layout of oneDNN is opaque, so such a weight is packed
+        after every move.
         """
         if self._quantized is not None:
             if kernels is not None:
@@ -144,8 +146,29 @@ class Linear:
             self._native = PackedLinear(kernels, self.weight, self.bias)
             self._weight = self.weight.new_empty(0)
         elif self.weight.dtype is not torch.float32 or self.weight.numel() >= _MAX_PACKED_FLOAT32:
+            if moves:
+                self._packs_moved = True
+                return
             self._packed = _pack_weight(self.weight)
             self._weight = self.weight.new_empty(0)
+
+    def storage(self) -> tuple[Tensor, ...]:
+        """Return the tensors that hold the weight, once it is loaded and packed with `moves`.
+
+        They may be moved to other memory with `Tensor.set_`; `moved` must follow.
+        """
+        if self._native is not None:
+            return (self._native.packed,)
+        return (self.weight,) if self._quantized is None else tuple(self._quantized.storage())
+
+    def moved(self) -> None:
+        """Note that the tensors of `storage` have other memory. Cost: a copy of the weight if oneDNN computes."""
+        if self._native is not None:
+            self._native.moved()
+        elif self._quantized is not None:
+            self._quantized.moved()
+        elif self._packs_moved:
+            self._packed = _pack_weight(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, inputs], in the type of the activations -> [T, sum(outputs)].

@@ -13,6 +13,7 @@ from tiercel.engine.models.quantized_linear import CompactWeight
 from tiercel.engine.models.quantized_weight import QuantizedWeight
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.linear import PACKED_DTYPES, PackedLinear
+from tiercel.errors import InvariantError
 
 _DEQUANTIZED_NUMBERS = 1 << 20  # at once; they are float32
 
@@ -169,6 +170,27 @@ class QuantizedParts:
             own = None if bias is None else bias[product.rows]
             packed = _pack(kernels, product.weight, own)
             self._products = (*self._products, PartProduct(product.rows, packed))
+
+    def storage(self) -> Iterator[Tensor]:
+        """Yield the tensors that hold the weights; see `Linear.storage`. The order of inputs stays in its memory."""
+        for product in self._products:
+            match product.weight:
+                case CompactWeight() as weight:
+                    yield from (part for part in (weight.values, weight.scales, weight.offsets) if part is not None)
+                case PackedLinear() as weight:
+                    yield weight.packed
+                case Tensor() as weight:
+                    yield weight
+                case other:
+                    raise InvariantError(
+                        "experts.not_movable", f"weights of {type(other).__name__} stay where they are"
+                    )
+
+    def moved(self) -> None:
+        """See `Linear.moved`."""
+        for product in self._products:
+            if isinstance(product.weight, PackedLinear):
+                product.weight.moved()
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Shapes: x [T, inputs], bias [outputs of all layers] -> [T, outputs of all layers]."""

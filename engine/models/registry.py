@@ -1,6 +1,7 @@
 """Choose the implementation of a model folder, and load its weights."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import assert_never
 
 import torch
 
+from tiercel.clock import MonotonicClock
 from tiercel.engine.attention.base import Attention, PagedReader
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import (
@@ -32,8 +34,16 @@ from tiercel.engine.models.precision import (
 )
 from tiercel.engine.models.quantization import UNSUPPORTED, Scheme
 from tiercel.engine.models.quantization_scheme import choose_scheme
+from tiercel.engine.models.tiered_experts import ExpertTier
 from tiercel.engine.models.torch_ops import TorchOps
-from tiercel.engine.models.weights import ContentDigest, Progress, fill_dummy, load_weights, open_checkpoint
+from tiercel.engine.models.weights import (
+    ContentDigest,
+    DeferredPart,
+    Progress,
+    fill_dummy,
+    load_weights,
+    open_checkpoint,
+)
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings, ModelImpl
@@ -68,34 +78,73 @@ def load_model(
     if warning := precision_warning(settings.dtype, fields, products, precision):
         log.warning("dtype %s", warning)
     if config is None:
+        if settings.expert_memory_bytes is not None:
+            refuse_expert_memory(config, device.type)
         # lazy: transformers' modelling code takes seconds to import
         from tiercel.engine.models.transformers_backend import load_transformers
 
         seed = settings.seed if is_dummy else None
         return load_transformers(folder, fields, precision, device, attention, progress, seed)
     precision = replace(precision, scheme=scheme)
-    model = Decoder(config, open_ops(device, attention, library), precision, device)
-    model.fingerprint = _fill(model, config, settings, folder, progress)
+    tier = _open_tier(settings, config, device)
+    model = Decoder(config, open_ops(device, attention, library), precision, device, tier)
+    parts = tuple(model.expert_parts(library, prefers_native))
+    model.fingerprint = _fill(model, config, settings, folder, progress, parts)
     model.pack(library, prefers_native)
+    if tier is not None:
+        tier.start()
+        model.weights_bytes += tier.slots_bytes
+        log.info("experts in memory=%d of %d bytes=%d", *tier.counts, tier.slots_bytes)
     log.info("matrix products by=%s", model.products)
     return model
 
 
+def _open_tier(settings: EngineSettings, config: DecoderConfig, device: torch.device) -> ExpertTier | None:
+    """Return the tier of a mixture's experts, in the first folder of the SSD tier or in the cache folder.
+
+    None: all experts are in memory. Errors: ConfigError if the model, the device or the settings have no place for it.
+    """
+    if settings.expert_memory_bytes is None:
+        return None
+    refuse_expert_memory(config, device.type)
+    folder = settings.kv_disk_paths[0] if settings.kv_disk_paths else settings.cache_folder
+    if folder is None:
+        raise ConfigError("experts.no_folder", "--expert-memory needs a folder on an SSD: name one with --kv-disk-path")
+    return ExpertTier(settings.expert_memory_bytes, Path(folder), MonotonicClock())
+
+
+def refuse_expert_memory(config: DecoderConfig | None, device: str) -> None:
+    """Refuse a part of the experts in memory where that is not possible. Errors: ConfigError.
+
+    `config`: None: the model runs in transformers' code.
+    """
+    if config is None or config.mixture is None or not any(config.mixture.layers):
+        name = "a model that runs in transformers' code" if config is None else config.architecture
+        raise ConfigError(UNSUPPORTED, f"--expert-memory: {name} has no mixture of experts that is known")
+    if device != "cpu":
+        raise ConfigError(UNSUPPORTED, f"--expert-memory: experts are read from an SSD on a CPU only, not on {device}")
+
+
 def _fill(
-    model: Decoder, config: DecoderConfig, settings: EngineSettings, folder: Path, progress: Progress | None
+    model: Decoder,
+    config: DecoderConfig,
+    settings: EngineSettings,
+    folder: Path,
+    progress: Progress | None,
+    parts: Sequence[DeferredPart],
 ) -> bytes:
     """Load or draw the weights, and return their fingerprint."""
     targets = dict(model.targets())
     mixture = () if config.mixture is None else (repr(config.mixture),)
     facts = (model.impl, repr(config), model.precision.identity, *mixture)
     if settings.load_format == "dummy":
-        fill_dummy(targets, settings.seed)
+        fill_dummy(targets, settings.seed, parts=parts)
         model.weights_bytes = sum(target.nbytes for target in targets.values())
         return ContentDigest(*facts, f"dummy {settings.seed}").finish()
     digest = ContentDigest(*facts)
     scheme = model.precision.scheme
     skipped = () if scheme is None else scheme.skipped
-    load_weights(targets, open_checkpoint(folder), digest, progress, skipped, renaming_of(config))
+    load_weights(targets, open_checkpoint(folder), digest, progress, skipped, renaming_of(config), parts)
     if scheme is not None and scheme.embedding is not None and not config.is_tied:
         log.info("embedding dequantised from=%s to=%s", scheme.embedding.text, dtype_name(model.precision.weights))
     model.weights_bytes = sum(target.nbytes for target in targets.values())  # of quantised ones it is known now

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -221,6 +221,23 @@ Rename = Callable[[TensorFiles], TensorFiles]
 """Returns the tensors of a checkpoint under the names of targets."""
 
 
+class DeferredPart(Protocol):
+    """A part of a model whose memory exists only while it is loaded."""
+
+    @property
+    def shown(self) -> Mapping[str, Tensor | QuantizedTarget]:
+        """The targets of the part without memory."""
+        ...
+
+    def targets(self) -> Mapping[str, Tensor | QuantizedTarget]:
+        """Return the targets, with memory."""
+        ...
+
+    def finish(self) -> None:
+        """Take what was loaded, and free the memory of the targets."""
+        ...
+
+
 def load_weights(
     targets: Mapping[str, Tensor | QuantizedTarget],
     checkpoint: Checkpoint,
@@ -228,38 +245,72 @@ def load_weights(
     progress: Progress | None,
     skipped: tuple[str, ...] = (),
     rename: Rename | None = None,
+    parts: Sequence[DeferredPart] = (),
 ) -> None:
     """Copy every tensor of a checkpoint to its target, cast to the target's dtype; quantised layers take theirs.
 
     `skipped`: endings of names of tensors that are not read. `rename`: gives stored tensors the names of targets.
+    `parts`: are loaded behind the targets, one after the other.
 
     Cost:   one read of the files; beside the targets, the memory of one quantised layer.
     Errors: ConfigError naming file and tensor if a tensor is missing, has no target, has another shape or cannot be
             read.
     """
-    total = sum(target.nbytes for target in targets.values())
-    loaded = unpacked = 0
+    known = dict(targets)
+    for part in parts:
+        known |= part.shown
+    total = sum(target.nbytes for target in known.values())
     with open_tensors(checkpoint) as files:
         tensors = files if rename is None else rename(files)
-        names_by_target = {name: _names_of(name, target, tensors, targets) for name, target in targets.items()}
-        _refuse_missing(targets, names_by_target, tensors)
+        names_by_target = {name: _names_of(name, target, tensors, known) for name, target in known.items()}
+        _refuse_missing(known, names_by_target, tensors)
         _refuse_extra(names_by_target, tensors, skipped)
+        loader = _Loader(tensors, names_by_target, digest, progress, total)
+        loader.load(targets)
+        for part in parts:
+            loader.load(part.targets())
+            part.finish()
+
+
+class _Loader:
+    """Loads targets one after the other, and tells how far it is."""
+
+    def __init__(
+        self,
+        tensors: TensorFiles,
+        names_by_target: Mapping[str, Mapping[str, str]],
+        digest: ContentDigest,
+        progress: Progress | None,
+        total: int,
+    ) -> None:
+        self._tensors = tensors
+        self._names_by_target = names_by_target
+        self._digest = digest
+        self._progress = progress
+        self._total = total
+        self._loaded = 0
+        self._unpacked = 0
+
+    def load(self, targets: Mapping[str, Tensor | QuantizedTarget]) -> None:
+        """Load some of the targets. Errors: see `load_weights`."""
+        tensors = self._tensors
         for name, target in targets.items():
-            found = {role: tensors.read(stored) for role, stored in names_by_target[name].items()}
+            names = self._names_by_target[name]
+            found = {role: tensors.read(stored) for role, stored in names.items()}
             if isinstance(target, Tensor):
                 _check_float(tensors.path(name), name, found["weight"], target)
                 target.copy_(found["weight"])
             else:
-                _load_layer(target, names_by_target[name], found, tensors)
-                unpacked += target.shape[0] * target.shape[1]
-                if unpacked > _UNPACKED_BYTES:
+                _load_layer(target, names, found, tensors)
+                self._unpacked += target.shape[0] * target.shape[1]
+                if self._unpacked > _UNPACKED_BYTES:
                     return_freed_memory()
-                    unpacked = 0
+                    self._unpacked = 0
             for role, tensor in found.items():
-                digest.add(names_by_target[name][role], tensor)
-            loaded += target.nbytes
-            if progress is not None:
-                progress(loaded, max(loaded, total))
+                self._digest.add(names[role], tensor)
+            self._loaded += target.nbytes
+            if self._progress is not None:
+                self._progress(self._loaded, max(self._loaded, self._total))
 
 
 def _names_of(
@@ -328,10 +379,29 @@ def _load_layer(
         raise ConfigError("weights.wrong", f"{tensors.path(name)}: tensor {name}: {exc.reason}") from exc
 
 
-def fill_dummy(targets: Mapping[str, Tensor | QuantizedTarget], seed: int, std: float = 0.02) -> None:
-    """Draw normal weights with this deviation, and set norms to 1. Reproducible for a seed, shapes and a dtype."""
-    for index, name in enumerate(sorted(targets)):
-        target = targets[name]
+def fill_dummy(
+    targets: Mapping[str, Tensor | QuantizedTarget],
+    seed: int,
+    std: float = 0.02,
+    parts: Sequence[DeferredPart] = (),
+) -> None:
+    """Draw normal weights with this deviation, and set norms to 1. Reproducible for a seed, shapes and a dtype.
+
+    `parts`: see `load_weights`; they get the numbers that they would get among the targets.
+    """
+    names = sorted([*targets, *(name for part in parts for name in part.shown)])
+    index_by_name = {name: index for index, name in enumerate(names)}
+    _draw(targets, index_by_name, seed, std)
+    for part in parts:
+        _draw(part.targets(), index_by_name, seed, std)
+        part.finish()
+
+
+def _draw(
+    targets: Mapping[str, Tensor | QuantizedTarget], index_by_name: Mapping[str, int], seed: int, std: float
+) -> None:
+    for name, target in targets.items():
+        index = index_by_name[name]
         if isinstance(target, QuantizedTarget):
             target.draw(std, torch.Generator().manual_seed(seed * 1_000_003 + index))
             continue

@@ -126,6 +126,8 @@ def _in_order(seqs: tuple[SeqId, ...], parts: list[Drawn]) -> list[int]:
 
 
 def _failure(lane: Lane, error: Exception, step: int) -> DeviceError | DeviceLostError:
+    if isinstance(error, DeviceLostError):
+        return error
     kind = DeviceLostError if lane.is_lost(error) else DeviceError
     if kind is DeviceError and is_shortage(error):
         kind = OutOfDeviceMemoryError

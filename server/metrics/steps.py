@@ -1,4 +1,4 @@
-"""Metrics of steps, grammars and preemptions, from the engine's newest gauges."""
+"""Metrics of steps, grammars, experts and preemptions, from the engine's newest gauges."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -6,13 +6,13 @@ from typing import get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiercel.outcome import Gauges, GrammarGauges
+from tiercel.outcome import ExpertGauges, Gauges, GrammarGauges
 from tiercel.plan import PreemptionReason
 from tiercel.server.metrics.labelled import labelled_counter
 
 
 class StepMetrics(Collector):
-    """The metrics of steps, grammars and preemptions.
+    """The metrics of steps, grammars, experts and preemptions.
 
     Totals come from the engine and restart with it, as Prometheus allows.
     """
@@ -38,6 +38,7 @@ class StepMetrics(Collector):
             gauges.threads,
         )
         yield from _grammars(gauges.grammars)
+        yield from _experts(gauges.experts)
         yield from _preemptions(gauges)
         if gauges.switches:
             yield from _switches(gauges)
@@ -62,6 +63,33 @@ def _grammars(gauges: GrammarGauges) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "tiercel_grammar_mask_seconds", "Seconds spent computing masks, within the steps.", gauges.mask_s
     )
+
+
+def _experts(gauges: ExpertGauges) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "tiercel_expert_slots", "Experts that fit in the memory of --expert-memory; 0 without it.", gauges.slots
+    )
+    yield GaugeMetricFamily(
+        "tiercel_experts_tiered",
+        "Experts of all layers, in memory or on the SSD; 0 without --expert-memory.",
+        gauges.experts,
+    )
+    yield GaugeMetricFamily("tiercel_expert_memory_bytes", "Memory of these slots.", gauges.memory_bytes)
+    yield labelled_counter(
+        "expert_uses",
+        "Experts that a layer of a step needed: in memory (hit) or not (miss).",
+        "result",
+        (("hit", gauges.hits), ("miss", gauges.misses)),
+    )
+    yield CounterMetricFamily(
+        "tiercel_experts_fetched_ahead", "Experts that were fetched because of a prediction.", gauges.fetched_ahead
+    )
+    yield CounterMetricFamily(
+        "tiercel_expert_fetched_bytes", "Bytes of experts read from the SSD.", gauges.fetched_bytes
+    )
+    yield CounterMetricFamily("tiercel_expert_evictions", "Experts that lost their slot.", gauges.evictions)
+    yield CounterMetricFamily("tiercel_expert_stalls", "Times that a step waited for an expert.", gauges.stalls)
+    yield CounterMetricFamily("tiercel_expert_stall_seconds", "Seconds that steps waited for experts.", gauges.stall_s)
 
 
 def _preemptions(gauges: Gauges) -> Iterator[Metric]:

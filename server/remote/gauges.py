@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from tiercel.outcome import (
     DiskState,
+    ExpertGauges,
     FairGauges,
     Gauges,
     GrammarGauges,
@@ -105,6 +106,7 @@ def _details_of(parts: Sequence[Gauges]) -> Gauges:
         preemptions_by_reason=reasons,  # type: ignore[arg-type]
         switches=tuple(_added(group) for group in _grouped((one for part in parts for one in part.switches), "mode")),
         grammars=_added([GrammarGauges(), *(part.grammars for part in parts)]),
+        experts=_added([ExpertGauges(), *(part.experts for part in parts)]),
         disk_state=next(state for state in _WORST_DISK if state in states),
     )
 

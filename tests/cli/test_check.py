@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from tests.conformance.models import make_checkpoint
 from tests.conformance.quantized import compress, compressed_config, write_quantized
 from tests.modelfile.written import write_model
 from tiercel.cli.main import main
@@ -227,3 +228,14 @@ def test_a_gguf_file_is_checked_as_a_folder_is(
         assert words in out
     path.write_bytes(path.read_bytes()[:-1])
     assert f"{path}: not a whole GGUF file: tensor" in refused(path, capsys=capsys)
+
+
+def test_experts_on_the_ssd_do_not_count_as_memory(folders: Path, tmp_path: Path, capsys: Captured) -> None:
+    make_checkpoint("mixtral", tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folders / "llama" / name, tmp_path / name)
+    assert "in memory" not in checked(tmp_path, capsys=capsys)
+    out = checked(tmp_path, "--expert-memory", "100K", capsys=capsys)
+    assert "the other experts are on the SSD" in out
+    told = refused(folders / "llama", "--expert-memory", "1M", capsys=capsys)
+    assert "--expert-memory: LlamaForCausalLM has no mixture" in told

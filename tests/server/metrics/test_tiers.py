@@ -4,7 +4,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tiercel.outcome import DiskState, Gauges, GrammarGauges, RouteGauges, SwitchGauges, TierGauges
+from tiercel.outcome import DiskState, ExpertGauges, Gauges, GrammarGauges, RouteGauges, SwitchGauges, TierGauges
 from tiercel.server.metrics.steps import StepMetrics
 from tiercel.server.metrics.tiers import TierMetrics
 from tiercel.tier import Route, Tier
@@ -18,6 +18,18 @@ GAUGES = Gauges(
     nano_batches=14,
     out_of_memory=2,
     grammars=GrammarGauges(compiled=5, failed=1, compile_s=0.25, hits=9, masks=70, mask_s=0.5),
+    experts=ExpertGauges(
+        experts=64,
+        slots=32,
+        memory_bytes=4096,
+        hits=80,
+        misses=20,
+        fetched_ahead=15,
+        fetched_bytes=2560,
+        evictions=7,
+        stalls=6,
+        stall_s=0.75,
+    ),
     threads=3,
     preemptions_by_reason={"band": 3, "growth": 1},
     switches=(SwitchGauges("swap", 2, 0.5, 0.75), SwitchGauges("recompute", 1, 1.5, 1.25)),
@@ -112,6 +124,16 @@ def test_tiers_and_routes_are_reported_in_bytes_tokens_and_seconds() -> None:
         ("tiercel_grammar_hits_total", ""): 9,
         ("tiercel_grammar_masks_total", ""): 70,
         ("tiercel_grammar_mask_seconds_total", ""): 0.5,
+        ("tiercel_expert_slots", ""): 32,
+        ("tiercel_experts_tiered", ""): 64,
+        ("tiercel_expert_memory_bytes", ""): 4096,
+        ("tiercel_expert_uses_total", "hit"): 80,
+        ("tiercel_expert_uses_total", "miss"): 20,
+        ("tiercel_experts_fetched_ahead_total", ""): 15,
+        ("tiercel_expert_fetched_bytes_total", ""): 2560,
+        ("tiercel_expert_evictions_total", ""): 7,
+        ("tiercel_expert_stalls_total", ""): 6,
+        ("tiercel_expert_stall_seconds_total", ""): 0.75,
         ("vllm:kv_offload_cpu_cache_usage_perc", "0"): 0.2,
         ("vllm:external_prefix_cache_queries_total", "0"): 480,
         ("vllm:external_prefix_cache_hits_total", "0"): 336,

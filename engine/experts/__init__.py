@@ -1,0 +1,1 @@
+"""Experts of mixtures that are on an SSD, and those of them that are in memory."""

@@ -1,0 +1,146 @@
+"""A file of packed experts on an SSD: records that are written once at the start, and read with direct I/O."""
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiercel.device.volume_file import FileCalls
+from tiercel.device.volume_format import ALIGN, digest_of, round_up
+from tiercel.errors import ConfigError, DeviceLostError
+from tiercel.units import show_bytes
+
+log = logging.getLogger(__name__)
+
+_READS = 2  # tries of a record: a damaged transfer is not a damaged disk
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRecord:
+    """The place of an expert in the file."""
+
+    at: int  # bytes from the beginning, a multiple of 4096
+    length: int  # bytes, without the padding to a multiple of 4096
+    digest: bytes  # xxh3-128 of the bytes
+
+
+class ExpertFile:
+    """The packed experts of a model, in a file without a name that vanishes with the process.
+
+    Records are appended by one thread, and read by any thread.
+    """
+
+    def __init__(self, folder: Path, fd: int, calls: FileCalls, *, is_direct: bool) -> None:
+        self.folder = folder
+        self.is_direct = is_direct
+        self.records: list[ExpertRecord] = []
+        self._fd = fd
+        self._calls = calls
+        self._end = 0
+
+    @classmethod
+    def create(cls, folder: Path, calls: FileCalls | None = None) -> "ExpertFile":
+        """Create an empty file in a folder, which is made if it is missing. Errors: ConfigError naming the folder."""
+        used = calls or FileCalls()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = _create_nameless(folder)
+        except OSError as exc:
+            raise ConfigError(
+                "experts.no_folder", f"--expert-memory: cannot write to the folder {folder}: {exc.strerror}"
+            ) from exc
+        direct = _open_direct(fd, used)
+        if direct is None:
+            log.info("experts without direct I/O folder=%s", folder)
+            return cls(folder, fd, used, is_direct=False)
+        os.close(fd)
+        return cls(folder, direct, used, is_direct=True)
+
+    @property
+    def record_bytes(self) -> int:
+        """The memory that the largest record takes, a multiple of 4096; 0 without records."""
+        return max((round_up(record.length) for record in self.records), default=0)
+
+    @property
+    def file_bytes(self) -> int:
+        """The bytes of all records."""
+        return self._end
+
+    def append(self, parts: Sequence[memoryview]) -> int:
+        """Write the parts of an expert one after the other, and return the number of their record.
+
+        Cost:   the record is copied once.
+        Errors: ConfigError naming the folder, if the disk is full or fails.
+        """
+        length = sum(part.nbytes for part in parts)
+        buffer = memoryview(mmap.mmap(-1, max(ALIGN, round_up(length))))
+        start = 0
+        for part in parts:
+            buffer[start : start + part.nbytes] = part
+            start += part.nbytes
+        try:
+            if self._calls.pwritev(self._fd, [buffer], self._end) != buffer.nbytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as exc:
+            shown = f"--expert-memory: cannot write the experts to {self.folder} after {show_bytes(self._end)}"
+            raise ConfigError("experts.not_written", f"{shown}: {exc.strerror}") from exc
+        self.records.append(ExpertRecord(self._end, length, digest_of(buffer[:length])))
+        self._end += buffer.nbytes
+        return len(self.records) - 1
+
+    def read(self, number: int, into: memoryview) -> None:
+        """Read a record, and check all its bytes. `into`: at least `record_bytes`, aligned to 4096 bytes.
+
+        Errors: DeviceLostError if the disk fails or returns other bytes, twice. The file cannot be repaired, but the
+                next start of the engine writes it again.
+        """
+        record = self.records[number]
+        room = into[: round_up(record.length)]
+        reason = ""
+        for _ in range(_READS):
+            try:
+                count = self._calls.preadv(self._fd, [room], record.at)
+            except OSError as exc:
+                reason = exc.strerror or str(exc)
+                continue
+            if not self.is_direct:
+                os.posix_fadvise(self._fd, record.at, room.nbytes, os.POSIX_FADV_DONTNEED)
+            if count == room.nbytes and digest_of(room[: record.length]) == record.digest:
+                return
+            reason = "other bytes than were written" if count == room.nbytes else f"{count} of {room.nbytes} bytes"
+        raise DeviceLostError(
+            "experts.unreadable", f"an expert cannot be read from the SSD folder {self.folder}: {reason}", record=number
+        )
+
+    def close(self) -> None:
+        """Close the file, which frees its place on the disk. No other call may be in progress."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _create_nameless(folder: Path) -> int:
+    with contextlib.suppress(OSError):  # a file system without nameless files
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fd, path = tempfile.mkstemp(prefix="tiercel-experts-", dir=folder)
+    os.unlink(path)
+    return fd
+
+
+def _open_direct(fd: int, calls: FileCalls) -> int | None:
+    """Return another descriptor of the file for direct I/O; None if the file system has none."""
+    probe = memoryview(mmap.mmap(-1, ALIGN))
+    direct = -1
+    try:
+        direct = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+        calls.preadv(direct, [probe], 0)
+    except OSError:
+        if direct >= 0:
+            os.close(direct)
+        return None
+    return direct

@@ -1,0 +1,170 @@
+"""Experts that are partly in memory: the numbers of the model that has them all, and errors."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from torch import Tensor
+
+from tests.conformance.bench import EngineBench
+from tests.conformance.models import MIXTURES, VOCAB_SIZE, Family, make_checkpoint
+from tests.conformance.quantized import compress, compressed_config, write_quantized
+from tests.engine.models.paged_run import PagedRun
+from tests.seeds import fast_and_slow, fresh_seeds
+from tiercel.device.volume_file import FileCalls
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.registry import load_model
+from tiercel.engine.native.library import NativeLibrary, find_library
+from tiercel.errors import ConfigError, DeviceLostError
+from tiercel.request import SamplingParams
+from tiercel.settings import EngineSettings
+
+CPU = torch.device("cpu")
+SEED = fresh_seeds(1)[0]
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def load(folder: Path, tmp_path: Path, experts: int | None = None, **settings: object) -> Decoder:
+    """Load a model with memory for so many experts of one size; None: for all."""
+    library = settings.pop("library", None)
+    assert library is None or isinstance(library, NativeLibrary)
+    chosen: dict[str, object] = {"model": str(folder), "dtype": "float32", "cache_folder": str(tmp_path / "cache")}
+    chosen |= settings
+    attention = SdpaAttention() if library is None else open_attention("native", CPU)
+
+    def open_model(memory: int | None) -> Decoder:
+        model = load_model(EngineSettings(**chosen, expert_memory_bytes=memory), CPU, attention, library=library)  # type: ignore[arg-type]
+        assert isinstance(model, Decoder)
+        return model
+
+    if experts is None:
+        return open_model(None)
+    whole = open_model(1 << 30)
+    assert whole.tier is not None
+    gauges = whole.tier.gauges()
+    assert gauges.slots == gauges.experts
+    whole.tier.close()
+    return open_model(experts * gauges.memory_bytes // gauges.slots)
+
+
+def close(model: Decoder) -> None:
+    assert model.tier is not None
+    model.tier.close()
+
+
+def steps(model: Decoder, seed: int) -> list[Tensor]:
+    """Return the logits of a prompt in slices, then of tokens one by one, of two sequences."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (torch.randint(3, VOCAB_SIZE, (30,), generator=generator) for _ in range(2))
+    run = PagedRun(model, 2, 40)
+    found = run.step([(0, 0, first[:17])]) + run.step([(0, 17, first[17:29]), (1, 0, second[:9])])
+    for at in range(5):
+        found += run.step([(0, 29 + at, first[at : at + 1]), (1, 9 + at, second[9 + at : 10 + at])])
+    return found
+
+
+@pytest.mark.parametrize("experts", [3, 7])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_logits_are_those_of_the_model_with_all_experts_in_memory(family: Family, experts: int, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path, seed=SEED)
+    expected = steps(load(tmp_path, tmp_path), SEED)
+    model = load(tmp_path, tmp_path, experts)
+    assert all(map(torch.equal, steps(model, SEED), expected)), SEED
+    assert model.tier is not None
+    gauges = model.tier.gauges()
+    assert gauges.slots == experts < gauges.experts
+    assert gauges.misses and gauges.evictions and gauges.fetched_bytes
+    close(model)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("bfloat16", "auto"), ("bfloat16", "int8"), ("bfloat16", "int4"), ("float32", "int4")]
+)
+@pytest.mark.parametrize("family", fast_and_slow(["qwen3_moe"], ["mixtral", "olmoe"]))
+def test_packed_experts_give_the_same(family: Family, dtype: str, quantization: str, tmp_path: Path) -> None:
+    library = find_library()
+    if isinstance(library, str):
+        pytest.skip(library)
+    make_checkpoint(family, tmp_path, seed=SEED)
+    more: dict[str, object] = {"dtype": dtype, "quantization": quantization, "library": library}
+    expected = steps(load(tmp_path, tmp_path, **more), SEED)
+    model = load(tmp_path, tmp_path, 4, **more)
+    assert all(map(torch.equal, steps(model, SEED), expected)), SEED
+    close(model)
+
+
+def test_quantised_checkpoints_give_the_same(tmp_path: Path) -> None:
+    args = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=16)
+    write = compress(args, "pack-quantized")
+    config = compressed_config(args, "pack-quantized") | {"ignore": ["lm_head", "re:.*\\.gate$"]}
+    write_quantized(tmp_path, write, config, "qwen3_moe", SEED)
+    expected = steps(load(tmp_path, tmp_path), SEED)
+    model = load(tmp_path, tmp_path, 4)
+    assert all(map(torch.equal, steps(model, SEED), expected)), SEED
+    close(model)
+
+
+def test_the_fingerprint_does_not_depend_on_the_memory(tmp_path: Path) -> None:
+    make_checkpoint("mixtral", tmp_path, seed=SEED)
+    whole, model = load(tmp_path, tmp_path), load(tmp_path, tmp_path, 5)
+    assert model.fingerprint == whole.fingerprint
+    assert model.weights_bytes < whole.weights_bytes
+    close(model)
+
+
+def test_dummy_weights_are_those_of_the_whole_model(tmp_path: Path) -> None:
+    make_checkpoint("mixtral", tmp_path, seed=SEED)
+    expected = steps(load(tmp_path, tmp_path, load_format="dummy"), SEED)
+    model = load(tmp_path, tmp_path, 5, load_format="dummy")
+    assert all(map(torch.equal, steps(model, SEED), expected)), SEED
+    close(model)
+
+
+def test_an_expert_that_cannot_be_read_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint("mixtral", tmp_path, seed=SEED)
+    model = load(tmp_path, tmp_path, 3)
+    steps(model, SEED)
+    monkeypatch.setattr(FileCalls, "preadv", lambda *_: 0)
+    with pytest.raises(DeviceLostError, match="an expert cannot be read from the SSD folder"):
+        for seed in range(20):
+            steps(model, seed)
+    close(model)
+
+
+def test_memory_for_less_than_one_token_is_refused(tmp_path: Path) -> None:
+    make_checkpoint("qwen3_moe", tmp_path)
+    with pytest.raises(ConfigError, match=r"--expert-memory .* is too small: the 3 experts of one token"):
+        load(tmp_path, tmp_path, 2)
+
+
+def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path)
+    with pytest.raises(ConfigError, match="--expert-memory: LlamaForCausalLM has no mixture of experts"):
+        load(tmp_path, tmp_path, 1)
+
+
+def test_the_engine_answers_with_the_tokens_of_the_model_with_all_experts_in_memory(tmp_path: Path) -> None:
+    """Several sequences at once, preempted for want of KV, and prompts in slices."""
+    make_checkpoint("olmoe", tmp_path, seed=SEED)
+
+    def answers(**settings: object) -> list[list[int]]:
+        bench = EngineBench(tmp_path, kv_cache_memory_bytes=200_000, max_num_batched_tokens=24, **settings)
+        try:
+            generator = torch.Generator().manual_seed(SEED)
+            prompts = [torch.randint(3, VOCAB_SIZE, (5 + 19 * i,), generator=generator).tolist() for i in range(5)]
+            seqs = [bench.submit(prompt, GREEDY) for prompt in prompts]
+            bench.run()
+            return [bench.inbox.tokens[seq] for seq in seqs]
+        finally:
+            bench.close()
+
+    expected = answers()
+    assert answers(expert_memory_bytes=64 << 10, cache_folder=str(tmp_path / "cache")) == expected, SEED
