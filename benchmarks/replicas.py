@@ -14,14 +14,15 @@ is at least 0.95 of the daemon's.
 stream fails or its text differs from that of the undisturbed fleet, if its longest pause is over 2 s after a kill, or
 over the stall timeout and 2 s after a hang or partition.
 
-`--control` shows that the checks can fail: the front knows the first engine only (`timed`, `embedded`), or waits 20 s
-before an engine counts as hung while 5 s are promised (`losses`).
+`--control` shows that the checks can fail: the front knows the first engine only (`timed`), both engines share a core
+(`embedded`), or the front waits 20 s before an engine counts as hung while 5 s are promised (`losses`).
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import statistics
@@ -132,6 +133,17 @@ def timed(folder: Path, seconds: float, *, is_control: bool) -> list[tuple[str, 
     ]
 
 
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Let processes that are started in the block have one core together."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def embedded(folder: Path, seconds: float, rounds: int, *, is_control: bool) -> list[tuple[str, bool]]:
     """Measure two engines of one thread and one daemon with two threads, by turns."""
     secret = make_secret(folder)
@@ -139,9 +151,10 @@ def embedded(folder: Path, seconds: float, rounds: int, *, is_control: bool) -> 
     pairs: list[tuple[float, float]] = []
     for turn in range(rounds):
         with contextlib.ExitStack() as running:
-            hosts = [running.enter_context(engine_host(folder, secret, *exact, "--threads", "1")) for _ in range(2)]
+            with one_core() if is_control else contextlib.nullcontext():
+                hosts = [running.enter_context(engine_host(folder, secret, *exact, "--threads", "1")) for _ in range(2)]
             addresses = [host.wait_ready() for host in hosts]
-            daemon = running.enter_context(front(folder, secret, addresses[:1] if is_control else addresses))
+            daemon = running.enter_context(front(folder, secret, addresses))
             rate(daemon.url, STREAMS, 1.0, 100 + turn)
             several = rate(daemon.url, STREAMS, seconds, turn)
         flags = [*exact, "--threads", "2", "--calibration-seconds", "0", "--no-enable-log-requests"]

@@ -57,9 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow and the long ones out unless the command line speaks of them."""
-    unasked = [name for name in ("slow", "long") if name not in (config.option.markexpr or "")]
-    left_out = [item for item in items if any(item.get_closest_marker(name) for name in unasked)]
+    """Leave the slow and the long ones out unless the command line speaks of them; both together are long ones."""
+
+    def is_unasked(item: pytest.Item) -> bool:
+        kind = next((name for name in ("long", "slow") if item.get_closest_marker(name)), None)
+        return kind is not None and kind not in (config.option.markexpr or "")
+
+    left_out = [item for item in items if is_unasked(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
