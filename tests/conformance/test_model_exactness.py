@@ -18,6 +18,7 @@ from tests.conformance.models import (
     make_checkpoint,
 )
 from tests.engine.models.paged_run import PagedRun
+from tests.seeds import fast_and_slow
 from tiercel.engine.attention.base import Attention
 from tiercel.engine.attention.grouped import GroupedAttention
 from tiercel.engine.attention.registry import open_attention
@@ -71,7 +72,7 @@ def expected_logits(twin: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("chunk", [1, 7, 16, PROMPT])
+@pytest.mark.parametrize("chunk", fast_and_slow([7, PROMPT], [1, 16]))
 def test_logits_do_not_depend_on_how_a_prompt_is_sliced(
     twins: tuple[PreTrainedModel, Path], chunk: int, backend: str
 ) -> None:
