@@ -50,7 +50,9 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
     memory = facts.expert_bytes if engine.expert_memory_bytes is None else engine.expert_memory_bytes
     in_memory = facts.weights_bytes - max(0, facts.expert_bytes - memory)
     is_tiered = in_memory < facts.weights_bytes
-    other = {"in memory": f"{show_bytes(in_memory)}; the other experts are on the SSD"} if is_tiered else {}
+    other = (
+        {"in memory": f"{show_bytes(in_memory)}; other experts are fetched when they are needed"} if is_tiered else {}
+    )
     loaded = LoadedDevice(device, in_memory)
     capacity = size_pool(engine, facts.kv, loaded, facts.max_model_len, in_memory)
     yield (

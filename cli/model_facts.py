@@ -96,7 +96,7 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
     precision = replace(precision, scheme=scheme)
     warning = precision_warning(settings.dtype, fields, products, precision)
     if settings.expert_memory_bytes is not None:
-        refuse_expert_memory(config, "cpu" if settings.device == "auto" else settings.device)
+        refuse_expert_memory(config)
     if config is None:
         return _transformers_facts(settings, folder, fields, precision, warning)
     ops = open_ops(_NOWHERE, open_attention(settings.attention_backend, _NOWHERE))

@@ -107,7 +107,7 @@ ENGINE: dict[str, set[str]] = {
     "kernels": {"forward"},
     "native": {"forward"},
     "attention": {"forward", "kernels", "native"},
-    "experts": set(),
+    "experts": {"native"},
     "models": {"forward", "kernels", "native", "attention", "experts"},
     "sampling": {"kernels", "native"},
     "step": {"forward", "models", "sampling"},

@@ -181,7 +181,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         int | None,
         _size(
             MEMORY,
-            "Memory for experts of a mixture; the others are read from the first folder of kv-disk-path; default: all.",
+            "Memory for experts of a mixture; the others are on the SSD, or beside a GPU in host memory; default: all.",
             within=(1, _MAX_KV_BYTES),
             name="expert_memory",
             is_rare=True,

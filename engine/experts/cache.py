@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tiercel.clock import Clock
-from tiercel.engine.experts.file import ExpertFile
+from tiercel.engine.experts.slots import ExpertSlots
 from tiercel.errors import DeviceLostError
 from tiercel.outcome import ExpertGauges
 
@@ -23,39 +23,32 @@ _EMPTY = -1.0  # the score of a slot without an expert
 
 
 class ExpertCache:
-    """A fixed number of slots in memory for the records of a file. One thread takes experts, others fetch them."""
+    """A fixed number of slots in memory for the records of a store. One thread takes experts, others fetch them."""
 
     def __init__(
         self,
-        file: ExpertFile,
-        memory: memoryview,
-        slots: int,
+        slots: ExpertSlots,
         layers: int,
         clock: Clock,
         *,
         threads: int = 2,
         fetches_ahead: bool = True,
     ) -> None:
-        """`memory`: `slots` times `record_bytes` of the file, aligned to 4096. `layers`: that take experts.
-
-        `fetches_ahead`: whether predictions count.
-        """
-        self._file = file
-        self._memory = memory
-        self._slot_bytes = file.record_bytes
+        """`layers`: the number of layers that take experts in a forward. `fetches_ahead`: whether predictions count."""
+        self._slots = slots
         self._clock = clock
         self._growth = 2.0 ** (1 / (_HALF_LIFE * max(1, layers)))
         self._fetches_ahead = fetches_ahead
         self._lock = threading.Lock()
         self._asked = threading.Condition(self._lock)  # there is something to fetch
         self._landed = threading.Condition(self._lock)  # something was fetched
-        self._slot_by_key = [_NONE] * len(file.records)
-        self._is_ready = bytearray(len(file.records))
-        self._key_by_slot = [_NONE] * slots
-        self._scores = np.zeros(len(file.records))
-        self._slot_scores = [_EMPTY] * slots  # of the expert in each slot
-        self._pins = [0] * slots
-        self._evictable = np.full(slots, _EMPTY)  # the score of each slot that is not pinned; infinite for the others
+        self._slot_by_key = [_NONE] * slots.num_records
+        self._is_ready = bytearray(slots.num_records)
+        self._key_by_slot = [_NONE] * slots.num_slots
+        self._scores = np.zeros(slots.num_records)
+        self._slot_scores = [_EMPTY] * slots.num_slots  # of the expert in each slot
+        self._pins = [0] * slots.num_slots
+        self._evictable = np.full(slots.num_slots, _EMPTY)  # the scores of slots without pins; infinite for others
         self._weight = 1.0  # of a use now
         self._now: deque[int] = deque()  # to fetch for the layer that computes
         self._ahead: deque[int] = deque()  # to fetch for the next one
@@ -87,7 +80,7 @@ class ExpertCache:
             return ExpertGauges(
                 experts=len(self._slot_by_key),
                 slots=len(self._key_by_slot),
-                memory_bytes=len(self._key_by_slot) * self._slot_bytes,
+                memory_bytes=len(self._key_by_slot) * self._slots.slot_bytes,
                 hits=self._hits,
                 misses=self._misses,
                 fetched_ahead=self._num_ahead,
@@ -120,6 +113,7 @@ class ExpertCache:
                     self._wait(ready, waiting, absent)
                 for key in ready:
                     yield key, self._slot_by_key[key]
+                self._slots.release([self._slot_by_key[key] for key in ready])
                 with self._lock:
                     self._unpin(ready)
                     if absent:
@@ -127,6 +121,8 @@ class ExpertCache:
                         if not absent:
                             self._predict(ahead)
         finally:
+            if ready:
+                self._slots.release([self._slot_by_key[key] for key in ready])
             with self._lock:
                 self._unpin(ready)
                 self._unpin(deque(waiting))
@@ -260,15 +256,15 @@ class ExpertCache:
                 key = self._now.popleft() if self._now else self._ahead.popleft()
                 slot = self._slot_by_key[key]
             failure: Exception | None = None
-            start = slot * self._slot_bytes
+            fetched = 0
             try:
-                self._file.read(key, self._memory[start : start + self._slot_bytes])
+                fetched = self._slots.fetch(key, slot)
             except (DeviceLostError, OSError, ValueError) as exc:
                 failure = exc
             with self._landed:
                 if failure is None:
                     self._is_ready[key] = 1
-                    self._bytes += self._file.records[key].length
+                    self._bytes += fetched
                     self._unpin_slot(slot)
                 else:
                     self._failure = failure

@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from tiercel.device.volume_file import FileCalls
 from tiercel.device.volume_format import ALIGN, digest_of, round_up
+from tiercel.engine.experts.slots import ExpertSlots
+from tiercel.engine.native.huge_pages import WeightMemory
 from tiercel.errors import ConfigError, DeviceLostError
 from tiercel.units import show_bytes
 
@@ -67,12 +71,17 @@ class ExpertFile:
         return max((round_up(record.length) for record in self.records), default=0)
 
     @property
-    def file_bytes(self) -> int:
-        """The bytes of all records."""
+    def num_records(self) -> int:
+        """See `ExpertStore.num_records`."""
+        return len(self.records)
+
+    @property
+    def stored_bytes(self) -> int:
+        """See `ExpertStore.stored_bytes`."""
         return self._end
 
-    def append(self, parts: Sequence[memoryview]) -> int:
-        """Write the parts of an expert one after the other, and return the number of their record.
+    def append(self, parts: Sequence[Tensor]) -> int:
+        """See `ExpertStore.append`.
 
         Cost:   the record is copied once.
         Errors: ConfigError naming the folder, if the disk is full or fails.
@@ -81,7 +90,7 @@ class ExpertFile:
         buffer = memoryview(mmap.mmap(-1, max(ALIGN, round_up(length))))
         start = 0
         for part in parts:
-            buffer[start : start + part.nbytes] = part
+            buffer[start : start + part.nbytes] = part.numpy().data
             start += part.nbytes
         try:
             if self._calls.pwritev(self._fd, [buffer], self._end) != buffer.nbytes:
@@ -117,11 +126,35 @@ class ExpertFile:
             "experts.unreadable", f"an expert cannot be read from the SSD folder {self.folder}: {reason}", record=number
         )
 
+    def open_slots(self, count: int) -> ExpertSlots:
+        """See `ExpertStore.open_slots`. The memory takes its pages now."""
+        return _FileSlots(self, count)
+
     def close(self) -> None:
         """Close the file, which frees its place on the disk. No other call may be in progress."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class _FileSlots:
+    """Slots in the memory of a CPU."""
+
+    def __init__(self, file: ExpertFile, count: int) -> None:
+        self.num_slots, self.slot_bytes, self.num_records = count, file.record_bytes, file.num_records
+        self.memory = WeightMemory().take(count * self.slot_bytes)  # aligned, because it is the first of its chunk
+        self.memory.zero_()
+        self._view = self.memory.numpy().data
+        self._file = file
+
+    def fetch(self, record: int, slot: int) -> int:
+        """See `ExpertSlots.fetch`."""
+        start = slot * self.slot_bytes
+        self._file.read(record, self._view[start : start + self.slot_bytes])
+        return self._file.records[record].length
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Do nothing: what a CPU was given is computed."""
 
 
 def _create_nameless(folder: Path) -> int:

@@ -237,7 +237,7 @@ class Decoder:
         self, library: NativeLibrary | None = None, prefers_native: PrefersNative | None = None
     ) -> Iterator[ExpertPart]:
         """Yield the experts of a tier, which `targets` leaves out. See `pack`."""
-        library_of = self._library_of(library, prefers_native)
+        library_of = self._library_of(library, prefers_native) or self._packer_of()
         for index, layer in enumerate(self._layers):
             if layer.mixture is not None:
                 yield from layer.mixture.parts(f"model.layers.{index}.", library_of)
@@ -272,11 +272,11 @@ class Decoder:
             has_choice = prefers_native is not None and can_pack(self.precision, self._embedding.device)
             self.products = "native or oneDNN, by weight" if has_choice else "native"
             return
-        packer = None if self.precision.scheme is None else self._ops.quantized_packer(self._embedding.device)
-        if packer is not None:
+        packer_of = self._packer_of()
+        if packer_of is not None:
             for layer in self._layers:
-                layer.pack(lambda _: packer)
-            self._head.pack(packer)
+                layer.pack(packer_of)
+            self._head.pack(packer_of(self._head))
             self.products = "Triton where weights are quantised, else torch"
             return
         if library_of is None:
@@ -289,6 +289,12 @@ class Decoder:
         elif self._embedding.nbytes <= _TIED_SHARE * self.weights_bytes:
             self._head.pack()
             self.weights_bytes += self._embedding.nbytes
+
+    def _packer_of(self) -> LibraryOf | None:
+        """Return what packs a quantised layer for kernels of a GPU; None if there are none."""
+        scheme, device = self.precision.scheme, self._embedding.device
+        packer = None if scheme is None else self._ops.quantized_packer(device)
+        return None if packer is None else lambda _: packer
 
     def _has_native_products(self, library: NativeLibrary | None) -> bool:
         is_cpu = self._embedding.device.type == "cpu"

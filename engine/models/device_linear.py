@@ -117,6 +117,18 @@ class DeviceLinear:
             self._rounding = RowRounding(kind, form.activation_scale, group)
         self._rows_are_scaled = facts.scales_rows and _fits_scaled_rows(weight)
 
+    def storage(self) -> tuple[Tensor, ...]:
+        """See `PackedProduct.storage`."""
+        parts = (self._weight.values, self._weight.scales, self._weight.offsets)
+        return tuple(part for part in parts if part is not None)
+
+    def moved(self) -> None:
+        """See `PackedProduct.moved`."""
+        compact, offsets = self._compact, self._weight.offsets
+        values = compact.values if compact.form.bits == 4 else self._weight.values.view(compact.form.dtype)
+        shared = None if offsets is None else offsets.t()
+        self._compact = replace(compact, values=values, scales=self._weight.scales.t(), offsets=shared)
+
     @property
     def nbytes(self) -> int:
         """The bytes in memory."""

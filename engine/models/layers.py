@@ -158,7 +158,7 @@ class Linear:
         They may be moved to other memory with `Tensor.set_`; `moved` must follow.
         """
         if self._native is not None:
-            return (self._native.packed,)
+            return self._native.storage()
         return (self.weight,) if self._quantized is None else tuple(self._quantized.storage())
 
     def moved(self) -> None:

@@ -13,7 +13,6 @@ from tiercel.engine.models.quantized_linear import CompactWeight
 from tiercel.engine.models.quantized_weight import QuantizedWeight
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.linear import PACKED_DTYPES, PackedLinear
-from tiercel.errors import InvariantError
 
 _DEQUANTIZED_NUMBERS = 1 << 20  # at once; they are float32
 
@@ -83,6 +82,14 @@ class PackedProduct(Protocol):
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Return rows of the weight in `dtype`. Shapes: tokens [T] int64 -> [T, inputs]. Errors: IndexError."""
+        ...
+
+    def storage(self) -> Sequence[Tensor]:
+        """Return the tensors that hold the weight. `Tensor.set_` gives them other memory; `moved` must follow."""
+        ...
+
+    def moved(self) -> None:
+        """Note that the tensors of `storage` have other memory with the same bytes."""
         ...
 
 
@@ -177,19 +184,15 @@ class QuantizedParts:
             match product.weight:
                 case CompactWeight() as weight:
                     yield from (part for part in (weight.values, weight.scales, weight.offsets) if part is not None)
-                case PackedLinear() as weight:
-                    yield weight.packed
                 case Tensor() as weight:
                     yield weight
-                case other:
-                    raise InvariantError(
-                        "experts.not_movable", f"weights of {type(other).__name__} stay where they are"
-                    )
+                case packed:
+                    yield from packed.storage()
 
     def moved(self) -> None:
         """See `Linear.moved`."""
         for product in self._products:
-            if isinstance(product.weight, PackedLinear):
+            if not isinstance(product.weight, Tensor | CompactWeight):
                 product.weight.moved()
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:

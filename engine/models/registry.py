@@ -11,6 +11,8 @@ import torch
 
 from tiercel.clock import MonotonicClock
 from tiercel.engine.attention.base import Attention, PagedReader
+from tiercel.engine.experts.file import ExpertFile
+from tiercel.engine.experts.host_store import CudaCopyLane, HostExperts
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import (
     ConfigFields,
@@ -79,7 +81,7 @@ def load_model(
         log.warning("dtype %s", warning)
     if config is None:
         if settings.expert_memory_bytes is not None:
-            refuse_expert_memory(config, device.type)
+            refuse_expert_memory(config)
         # lazy: transformers' modelling code takes seconds to import
         from tiercel.engine.models.transformers_backend import load_transformers
 
@@ -100,20 +102,24 @@ def load_model(
 
 
 def _open_tier(settings: EngineSettings, config: DecoderConfig, device: torch.device) -> ExpertTier | None:
-    """Return the tier of a mixture's experts, in the first folder of the SSD tier or in the cache folder.
+    """Return the tier of a mixture's experts: in host memory beside a GPU, else on an SSD.
 
-    None: all experts are in memory. Errors: ConfigError if the model, the device or the settings have no place for it.
+    The SSD is the first folder of the SSD tier, else the cache folder. None: all experts are in memory. Errors:
+    ConfigError if the model has no experts or there is no folder.
     """
     if settings.expert_memory_bytes is None:
         return None
-    refuse_expert_memory(config, device.type)
+    refuse_expert_memory(config)
+    if device.type == "cuda":
+        store = HostExperts(device, CudaCopyLane(device))
+        return ExpertTier(settings.expert_memory_bytes, store, MonotonicClock())
     folder = settings.kv_disk_paths[0] if settings.kv_disk_paths else settings.cache_folder
     if folder is None:
         raise ConfigError("experts.no_folder", "--expert-memory needs a folder on an SSD: name one with --kv-disk-path")
-    return ExpertTier(settings.expert_memory_bytes, Path(folder), MonotonicClock())
+    return ExpertTier(settings.expert_memory_bytes, ExpertFile.create(Path(folder)), MonotonicClock())
 
 
-def refuse_expert_memory(config: DecoderConfig | None, device: str) -> None:
+def refuse_expert_memory(config: DecoderConfig | None) -> None:
     """Refuse a part of the experts in memory where that is not possible. Errors: ConfigError.
 
     `config`: None: the model runs in transformers' code.
@@ -121,8 +127,6 @@ def refuse_expert_memory(config: DecoderConfig | None, device: str) -> None:
     if config is None or config.mixture is None or not any(config.mixture.layers):
         name = "a model that runs in transformers' code" if config is None else config.architecture
         raise ConfigError(UNSUPPORTED, f"--expert-memory: {name} has no mixture of experts that is known")
-    if device != "cpu":
-        raise ConfigError(UNSUPPORTED, f"--expert-memory: experts are read from an SSD on a CPU only, not on {device}")
 
 
 def _fill(

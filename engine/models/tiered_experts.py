@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from tiercel.clock import Clock
 from tiercel.engine.experts.cache import ExpertCache
-from tiercel.engine.experts.file import ExpertFile
+from tiercel.engine.experts.slots import ExpertSlots, ExpertStore
 from tiercel.engine.models.layers import Linear
 from tiercel.engine.models.ops import ExpertParts
 from tiercel.engine.models.quantized_parts import WeightKernels
-from tiercel.engine.native.huge_pages import WeightMemory
 from tiercel.errors import ConfigError, InvariantError
 from tiercel.outcome import ExpertGauges
 from tiercel.units import show_bytes
@@ -35,24 +33,20 @@ class StoredTensorPlace:
 
 
 class ExpertTier:
-    """The experts of all mixtures of a model: in a file on an SSD, and as many as fit in memory."""
+    """The experts of all mixtures of a model: all of them in a store, and as many as fit in the device's memory."""
 
     def __init__(
-        self, memory_bytes: int, folder: Path, clock: Clock, *, threads: int = 2, fetches_ahead: bool = True
+        self, memory_bytes: int, store: ExpertStore, clock: Clock, *, threads: int = 2, fetches_ahead: bool = True
     ) -> None:
-        """`memory_bytes`: for the experts of all layers. `threads`, `fetches_ahead`: see `ExpertCache`.
-
-        Errors: ConfigError if the folder cannot be written to.
-        """
+        """`memory_bytes`: for the experts of all layers. `threads`, `fetches_ahead`: see `ExpertCache`."""
         self.memory_bytes = memory_bytes
         self.layers: list[TieredLayer] = []
-        self._file = ExpertFile.create(folder)
+        self._store = store
         self._clock = clock
         self._threads = threads
         self._fetches_ahead = fetches_ahead
         self._cache: ExpertCache | None = None
-        self._memory: Tensor | None = None
-        self._slot_bytes = 0
+        self._slots: ExpertSlots | None = None
 
     def open_layer(self, experts: Sequence[ExpertParts], per_token: int) -> "TieredLayer":
         """Return the tier of one layer's experts."""
@@ -68,27 +62,27 @@ class ExpertTier:
         return self._cache
 
     def write(self, tensors: Sequence[Tensor]) -> tuple[int, tuple[StoredTensorPlace, ...]]:
-        """Write the tensors of an expert to the file. Return the number of the record, and their places in it.
+        """Store the tensors of an expert. Return the number of the record, and their places in it.
 
         Errors: ConfigError.
         """
         places: list[StoredTensorPlace] = []
-        parts: list[memoryview] = []
+        parts: list[Tensor] = []
         start = 0
         for tensor in tensors:
             raw = tensor.detach().contiguous().flatten().view(torch.uint8)
             padding = -raw.numel() % _LINE
             places.append(StoredTensorPlace(start, start + raw.numel(), tensor.dtype, tuple(tensor.shape)))
-            parts += [raw.numpy().data, memoryview(bytes(padding))]
+            parts += [raw, torch.zeros(padding, dtype=torch.uint8)]
             start += raw.numel() + padding
-        return self._file.append(parts), tuple(places)
+        return self._store.append(parts), tuple(places)
 
     def start(self) -> None:
-        """Open the slots and start to fetch, once all experts are in the file.
+        """Open the slots and start to fetch, once all experts are stored.
 
         Errors: ConfigError if the memory does not hold the experts of one token.
         """
-        slot_bytes, count = self._file.record_bytes, len(self._file.records)
+        slot_bytes, count = self._store.record_bytes, self._store.num_records
         slots = min(count, self.memory_bytes // max(1, slot_bytes))
         least = max((layer.per_token for layer in self.layers), default=1)
         if slots < least:
@@ -97,11 +91,9 @@ class ExpertTier:
                 f"--expert-memory {show_bytes(self.memory_bytes)} is too small: the {least} experts of one token in "
                 f"one layer take {show_bytes(least * slot_bytes)} ({least * slot_bytes} bytes)",
             )
-        self._slot_bytes = slot_bytes
-        self._memory = WeightMemory().take(slots * slot_bytes)
-        self._memory.zero_()  # takes its pages now, before the free memory is divided
+        self._slots = self._store.open_slots(slots)
         self._cache = ExpertCache(
-            *(self._file, self._memory.numpy().data, slots, len(self.layers), self._clock),
+            *(self._slots, len(self.layers), self._clock),
             threads=self._threads,
             fetches_ahead=self._fetches_ahead,
         )
@@ -110,17 +102,12 @@ class ExpertTier:
     @property
     def counts(self) -> tuple[int, int]:
         """The number of experts that are in memory at most, and of all, after `start`."""
-        return self.slots_bytes // max(1, self._slot_bytes), len(self._file.records)
+        return 0 if self._slots is None else self._slots.num_slots, self._store.num_records
 
     @property
     def slots_bytes(self) -> int:
         """The memory of all slots, after `start`."""
-        return 0 if self._memory is None else self._memory.nbytes
-
-    @property
-    def file_bytes(self) -> int:
-        """The bytes of all experts in the file."""
-        return self._file.file_bytes
+        return 0 if self._slots is None else self._slots.memory.nbytes
 
     def gauges(self) -> ExpertGauges:
         """Return the counters; all 0 before `start`."""
@@ -128,16 +115,16 @@ class ExpertTier:
 
     def views(self, slot: int, places: Sequence[StoredTensorPlace]) -> list[Tensor]:
         """Return the tensors of the expert in a slot."""
-        assert self._memory is not None
-        start = slot * self._slot_bytes
-        room = self._memory[start : start + self._slot_bytes]
+        assert self._slots is not None
+        start = slot * self._slots.slot_bytes
+        room = self._slots.memory[start : start + self._slots.slot_bytes]
         return [room[place.start : place.end].view(place.dtype).view(place.shape) for place in places]
 
     def close(self) -> None:
-        """Stop the threads, and free the place of the file. Nothing may compute any more."""
+        """Stop the threads, and free what is stored. Nothing may compute any more."""
         if self._cache is not None:
             self._cache.close()
-        self._file.close()
+        self._store.close()
 
 
 class TieredLayer:
@@ -153,7 +140,7 @@ class TieredLayer:
         self._slot_by_expert: dict[int, int] = {}  # in which the tensors are; its content may be another expert's
 
     def store(self, index: int, library_of: LibraryOf | None) -> None:
-        """Pack a loaded expert, write it to the file, and free its memory. Errors: ConfigError.
+        """Pack a loaded expert, store it, and free its memory. Errors: ConfigError.
 
         `library_of`: None: weights stay as they are loaded.
         """
@@ -165,7 +152,7 @@ class TieredLayer:
         record, self._places[index] = self._tier.write(tensors)
         self._record_by_expert[index], self._expert_by_record[record] = record, index
         for tensor in tensors:
-            _replace(tensor, torch.empty(0, dtype=tensor.dtype))
+            _replace(tensor, tensor.new_empty(0))
 
     def take(self, wanted: Sequence[int], ahead: Sequence[int]) -> Iterator[int]:
         """Yield the wanted experts as they are in memory; each may be used until the next one is asked for.

@@ -48,13 +48,12 @@ class PackedLinear:
         packed, bias = self._pointers
         return LinearWeights(packed, bias, None, self.outputs, self.inputs, self._type)
 
-    @property
-    def packed(self) -> Tensor:
-        """The packed weight, uint8. `Tensor.set_` gives it other memory; `moved` must follow."""
-        return self._packed
+    def storage(self) -> tuple[Tensor, ...]:
+        """Return the packed weight, uint8. `Tensor.set_` gives it other memory; `moved` must follow."""
+        return (self._packed,)
 
     def moved(self) -> None:
-        """Note that `packed` has other memory with the same bytes, at a multiple of 64."""
+        """Note that the packed weight has other memory with the same bytes, at a multiple of 64."""
         self._pointers = (self._packed.data_ptr(), self._pointers[1])
 
     @property

@@ -10,11 +10,14 @@ from torch import Tensor
 from tests.conformance.bench import EngineBench
 from tests.conformance.models import MIXTURES, VOCAB_SIZE, Family, make_checkpoint
 from tests.conformance.quantized import compress, compressed_config, write_quantized
+from tests.engine.experts.checking_lane import CheckingLane
 from tests.engine.models.paged_run import PagedRun
 from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.device.volume_file import FileCalls
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.experts.file import ExpertFile
+from tiercel.engine.experts.host_store import HostExperts
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.native.library import NativeLibrary, find_library
@@ -168,3 +171,38 @@ def test_the_engine_answers_with_the_tokens_of_the_model_with_all_experts_in_mem
 
     expected = answers()
     assert answers(expert_memory_bytes=64 << 10, cache_folder=str(tmp_path / "cache")) == expected, SEED
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int4"])
+def test_experts_in_host_memory_give_the_same(
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside a GPU, here with slots on the CPU."""
+    make_checkpoint("qwen3_moe", tmp_path, seed=SEED)
+    expected = steps(load(tmp_path, tmp_path, quantization=quantization), SEED)
+    monkeypatch.setattr(ExpertFile, "create", lambda *_: HostExperts(CPU, CheckingLane()))
+    model = load(tmp_path, tmp_path, 4, quantization=quantization)
+    assert all(map(torch.equal, steps(model, SEED), expected)), SEED
+    assert model.tier is not None and model.tier.gauges().evictions
+    close(model)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_experts_beside_a_gpu_give_the_same(tmp_path: Path) -> None:
+    make_checkpoint("qwen3_moe", tmp_path, seed=SEED)
+    device = torch.device("cuda")
+
+    def open_model(memory: int | None) -> Decoder:
+        settings = EngineSettings(model=str(tmp_path), dtype="float32", expert_memory_bytes=memory)
+        model = load_model(settings, device, SdpaAttention())
+        assert isinstance(model, Decoder)
+        return model
+
+    tokens = torch.arange(3, 33, device=device)
+    expected = PagedRun(open_model(None), 1, 32).prefill(tokens, 13)
+    whole = open_model(1 << 30)
+    assert whole.tier is not None
+    gauges = whole.tier.gauges()
+    model = open_model(4 * gauges.memory_bytes // gauges.slots)
+    assert torch.equal(PagedRun(model, 1, 32).prefill(tokens, 13), expected)
+    close(model)

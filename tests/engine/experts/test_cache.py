@@ -1,6 +1,5 @@
 """The slots for experts: which are kept, what is fetched when, and what a failed read does."""
 
-import mmap
 import os
 import random
 import threading
@@ -8,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from tests.seeds import fresh_seeds
 from tiercel.clock import ManualClock
@@ -15,6 +16,10 @@ from tiercel.device.volume_file import FileCalls
 from tiercel.engine.experts.cache import ExpertCache
 from tiercel.engine.experts.file import ExpertFile
 from tiercel.errors import ConfigError, DeviceLostError
+
+
+def bytes_of(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 class Gate:
@@ -47,7 +52,7 @@ def file(tmp_path: Path, gate: Gate) -> Iterator[ExpertFile]:
     made = ExpertFile.create(tmp_path, FileCalls(preadv=gate.preadv))
     for number in range(8):
         whole = bytes([number]) * (5000 + number)
-        assert made.append([memoryview(whole[:100]), memoryview(whole[100:])]) == number
+        assert made.append([bytes_of(whole[:100]), bytes_of(whole[100:])]) == number
     gate.reads.clear()
     yield made
     gate.open.set()
@@ -55,10 +60,10 @@ def file(tmp_path: Path, gate: Gate) -> Iterator[ExpertFile]:
 
 
 def open_cache(file: ExpertFile, slots: int, **more: bool) -> tuple[ExpertCache, memoryview]:
-    memory = memoryview(mmap.mmap(-1, slots * file.record_bytes))
-    cache = ExpertCache(file, memory, slots, 2, ManualClock(), **more)
+    opened = file.open_slots(slots)
+    cache = ExpertCache(opened, 2, ManualClock(), **more)
     cache.start()
-    return cache, memory
+    return cache, opened.memory.numpy().data
 
 
 def take(cache: ExpertCache, memory: memoryview, wanted: list[int], ahead: list[int] | None = None) -> list[int]:
@@ -178,8 +183,8 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         return 4096 if offset else os.pwritev(fd, views, offset)
 
     file = ExpertFile.create(tmp_path, FileCalls(pwritev=pwritev))
-    file.append([memoryview(bytes(5000))])
+    file.append([bytes_of(bytes(5000))])
     with pytest.raises(ConfigError, match=r"cannot write the experts to .* after 8\.0 KiB: No space left on device"):
-        file.append([memoryview(bytes(5000))])
+        file.append([bytes_of(bytes(5000))])
     assert not list(tmp_path.iterdir())  # the file has no name
     file.close()

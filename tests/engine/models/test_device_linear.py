@@ -275,3 +275,22 @@ def test_weights_that_the_kernels_do_not_know_are_left_to_torch() -> None:
         assert DeviceLinear.pack(refused, None, FEW) is None
     for taken in (weight_of(16), weight_of(96), weight_of(32, activations="int8"), weight_of(48, is_float8=True)):
         assert can_multiply(taken)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_weight_that_has_moved_gives_the_same_product(bits: int) -> None:
+    """As the weights of an expert do whose slot changes."""
+    rng, draw = random.Random(bits), torch.Generator().manual_seed(bits)
+    weight = draw_weight(rng, draw, bits=bits, group=32, has_offsets=True)
+    layer = packed(weight)
+    x = torch.randn(3, weight.values.shape[1], generator=draw).bfloat16().to(KERNEL_DEVICE)
+    expected = layer.forward(x)
+    rows = torch.arange(weight.values.shape[0], device=KERNEL_DEVICE)
+    embedded = layer.embed(rows, torch.float32)
+    for tensor in layer.storage():
+        moved = tensor.clone()
+        tensor.zero_()
+        tensor.set_(moved)  # type: ignore[arg-type]
+    layer.moved()
+    assert torch.equal(layer.forward(x), expected)
+    assert torch.equal(layer.embed(rows, torch.float32), embedded)
