@@ -33,15 +33,32 @@ def unfold_model(path: Path, cache: Path) -> Path:
             written.
     """
     path = path.absolute()
+    folder = cache / _folder_name(path)
+    if not (folder / LINKED_NAME).is_symlink():
+        _write(folder, path, _contents(path))
+    return folder
+
+
+def check_unfolded(folder: Path) -> None:
+    """Refuse a folder whose file has changed since it was made: its configuration may be that of another model.
+
+    Errors: ModelFileError, also if the folder was not made by `unfold_model`.
+    """
+    linked = folder / LINKED_NAME
+    path = linked.readlink() if linked.is_symlink() else linked
+    if folder.name != _folder_name(path):
+        reason = "is not the file that this folder was made of, or has changed since; serve the file itself"
+        raise ModelFileError("model.changed", f"{path}: {reason}")
+
+
+def _folder_name(path: Path) -> str:
+    """Return the name of a file's folder: it changes with the place, the size and the time of the file."""
     try:
         status = path.stat()
     except OSError as exc:
         raise ModelFileError("model.unreadable", f"{path}: cannot be read: {exc.strerror}") from exc
     facts = f"{_VERSION} {path} {status.st_size} {status.st_mtime_ns}"
-    folder = cache / hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    if not (folder / LINKED_NAME).is_symlink():
-        _write(folder, path, _contents(path))
-    return folder
+    return hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def _contents(path: Path) -> Mapping[str, object]:

@@ -79,7 +79,7 @@ def choose_scheme(asked: Quantization, fields: ConfigFields) -> Scheme | None:
 
     Errors: ConfigError if a checkpoint that is quantised already is to be quantised again; see `read_scheme`.
     """
-    stored = fields.object("quantization_config")
+    stored = fields.object("quantization_config") or fields.object("compression_config")  # its name of 2024
     if stored is not None:
         scheme = read_scheme(stored)
         if asked != "auto":

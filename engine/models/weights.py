@@ -18,7 +18,7 @@ from tiercel.engine.models.quantized_parts import QuantizedTarget
 from tiercel.engine.native.linear import return_freed_memory
 from tiercel.errors import ConfigError
 from tiercel.modelfile.errors import ModelFileError
-from tiercel.modelfile.folder import LINKED_NAME, SUFFIX
+from tiercel.modelfile.folder import LINKED_NAME, SUFFIX, check_unfolded
 
 Progress = Callable[[int, int], None]
 """Called after every tensor with the bytes loaded so far and in total."""
@@ -49,7 +49,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         return Checkpoint(folder, _read_index(folder))
     if (folder / _SINGLE).is_file():
         return Checkpoint(folder, ((folder / _SINGLE, None),))
-    if (folder / LINKED_NAME).is_file():
+    if (folder / LINKED_NAME).exists():
+        with _translated(folder / LINKED_NAME):
+            check_unfolded(folder)
         return Checkpoint(folder, ((folder / LINKED_NAME, None),))
     for path in sorted(folder.iterdir() if folder.is_dir() else ()):
         if path.suffix in _FOREIGN:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from tests.modelfile.written import BUILDERS, TOKENS, add_tokens, finish, write_model
 from tiercel.checkpoint import resolve_model_folder
+from tiercel.engine.models.weights import open_checkpoint
 from tiercel.errors import ConfigError
 from tiercel.modelfile.errors import ModelFileError
 from tiercel.modelfile.folder import unfold_model
@@ -73,6 +75,24 @@ def test_a_file_is_unfolded_once_and_again_when_it_has_changed(tmp_path: Path) -
     assert second != first
     assert config_of(second)["model_type"] == "qwen2"
     assert {entry.name for entry in cache.iterdir()} == {first.name, second.name}  # nothing half-written is left
+
+
+def test_a_file_that_has_changed_is_not_read_by_the_configuration_of_the_old_one(tmp_path: Path) -> None:
+    """As by an engine that starts again: its folder is the one of the first start."""
+    path = tmp_path / "a.gguf"
+    write_model(path, "llama", "F32")
+    folder = unfold_model(path, tmp_path / "cache")
+    assert open_checkpoint(folder).shards
+    write_model(tmp_path / "b.gguf", "mistral", "F32")
+    os.replace(tmp_path / "b.gguf", path)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ConfigError, match=r"a\.gguf: is not the file that this folder was made of"):
+        open_checkpoint(folder)
+    own = tmp_path / "own"
+    own.mkdir()
+    shutil.copy(path, own / "model.gguf")
+    with pytest.raises(ConfigError, match="serve the file itself"):
+        open_checkpoint(own)
 
 
 def test_the_name_of_a_file_is_the_name_of_a_model(tmp_path: Path) -> None:

@@ -278,6 +278,15 @@ def test_a_quantised_checkpoint_is_not_rounded_again(tmp_path: Path) -> None:
     assert "--quantization int8: the checkpoint is quantised already" in refusal(tmp_path, quantization="int8")
 
 
+def test_the_older_name_of_the_configuration_is_read(tmp_path: Path) -> None:
+    write_quantized(tmp_path, compress(INT4, "pack-quantized"), PACKED)
+    expected = logits(load(tmp_path))
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields["compression_config"] = fields.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert torch.equal(logits(load(tmp_path)), expected)
+
+
 def test_the_transformers_implementation_refuses_quantised_weights(tmp_path: Path) -> None:
     write_quantized(tmp_path, compress(INT4, "pack-quantized"), PACKED)
 
