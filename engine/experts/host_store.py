@@ -16,7 +16,7 @@ class UseMark(Protocol):
     """A point in the work of the computing stream."""
 
 
-class CopyLane(Protocol):
+class ExpertLane(Protocol):
     """Copies beside the computing stream."""
 
     def mark(self) -> UseMark:
@@ -31,7 +31,7 @@ class CopyLane(Protocol):
         ...
 
 
-class CudaCopyLane:
+class CudaExpertLane:
     """A stream for copies, and events of the stream that computes."""
 
     def __init__(self, device: torch.device) -> None:
@@ -39,13 +39,13 @@ class CudaCopyLane:
         self._stream = torch.cuda.Stream(device)
 
     def mark(self) -> UseMark:
-        """See `CopyLane.mark`."""
+        """See `ExpertLane.mark`."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def copy(self, source: Tensor, target: Tensor, after: UseMark | None) -> None:
-        """See `CopyLane.copy`."""
+        """See `ExpertLane.copy`."""
         with torch.cuda.stream(self._stream):
             if after is not None:
                 assert isinstance(after, torch.cuda.Event)
@@ -59,7 +59,7 @@ class CudaCopyLane:
 class HostExperts:
     """All experts of a model in host memory, locked for the copy engines where there is a GPU."""
 
-    def __init__(self, device: torch.device, lane: CopyLane) -> None:
+    def __init__(self, device: torch.device, lane: ExpertLane) -> None:
         self._device = device
         self._lane = lane
         self._records: list[Tensor] = []
@@ -104,7 +104,7 @@ class _DeviceSlots:
     """Slots in the memory of a device."""
 
     def __init__(
-        self, records: list[Tensor], slot_bytes: int, count: int, device: torch.device, lane: CopyLane
+        self, records: list[Tensor], slot_bytes: int, count: int, device: torch.device, lane: ExpertLane
     ) -> None:
         self.memory = torch.zeros(count * slot_bytes, dtype=torch.uint8, device=device)
         self.num_slots, self.slot_bytes, self.num_records = count, slot_bytes, len(records)

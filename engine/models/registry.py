@@ -12,7 +12,7 @@ import torch
 from tiercel.clock import MonotonicClock
 from tiercel.engine.attention.base import Attention, PagedReader
 from tiercel.engine.experts.file import ExpertFile
-from tiercel.engine.experts.host_store import CudaCopyLane, HostExperts
+from tiercel.engine.experts.host_store import CudaExpertLane, HostExperts
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import (
     ConfigFields,
@@ -111,7 +111,7 @@ def _open_tier(settings: EngineSettings, config: DecoderConfig, device: torch.de
         return None
     refuse_expert_memory(config)
     if device.type == "cuda":
-        store = HostExperts(device, CudaCopyLane(device))
+        store = HostExperts(device, CudaExpertLane(device))
         return ExpertTier(settings.expert_memory_bytes, store, MonotonicClock())
     folder = settings.kv_disk_paths[0] if settings.kv_disk_paths else settings.cache_folder
     if folder is None:
