@@ -31,6 +31,7 @@ from tiercel.engine.models.precision import dtype_name
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.models.tiered_experts import ExpertTier
 from tiercel.engine.native.library import NativeLibrary, load_library
+from tiercel.engine.news import NEWS_S, NewsTeller
 from tiercel.engine.progress import LoadProgress, Outbox
 from tiercel.engine.sampling import open_sampler
 from tiercel.engine.steering import Steering, daily_blocks, policy_of, step_limits
@@ -45,7 +46,7 @@ from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.store.memory_file import identity_of, kept_memory
 from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import ExpertGauges
-from tiercel.rates import Rates
+from tiercel.rates import EngineSpeed, Rates
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.nanobatch import Splitter
@@ -81,6 +82,9 @@ class Engine:
         clock: Clock,
         grammars: GrammarCache,
         experts: ExpertTier | None,
+        book: SequenceBook,
+        step_tokens: int,
+        num_rows: int,
     ) -> None:
         self.loop = loop
         self.model = model
@@ -94,6 +98,28 @@ class Engine:
         self._lane = lane
         self._clock = clock
         self._experts = experts
+        self._book = book
+        self._step_tokens = step_tokens
+        self._num_rows = num_rows
+        self._news: NewsTeller | None = None
+
+    @property
+    def speed(self) -> EngineSpeed:
+        """The predicted speed in full steps, with half of the rows in use."""
+        return self._book.policy.costs.speed(self._step_tokens, max(1, self._num_rows // 2))
+
+    def tell_news(self, post: Outbox) -> None:
+        """Post what fronts need to choose among engines, from now on."""
+        keys = self.cache.tiers.tell_keys()
+        gauges, policy = self.loop.gauges, self._book.policy
+        self._news = NewsTeller(keys, lambda: policy.fair.served_ms, lambda: gauges.num_steps, post, self._clock)
+
+    def tend(self) -> None:
+        """Do what is due beside the steps. Call it between two steps."""
+        self.upkeep.tend()
+        self.release.tend()
+        if self._news is not None:
+            self._news.tend()
 
     def patience_s(self) -> float:
         """Return how long the loop may sleep when a step had nothing to do.
@@ -101,6 +127,8 @@ class Engine:
         Deadlines of reads and the ends of time limits are included, because neither of them wakes the loop.
         """
         rest_s = _IDLE_S if self.loop.is_idle else _BUSY_S
+        if self._news is not None:
+            rest_s = min(rest_s, NEWS_S)
         for due_s in (self.tiers.mover.next_deadline_s(), self.cache.next_limit_s):
             if due_s is not None:
                 rest_s = max(0.0, min(rest_s, due_s - self._clock.now_s()))
@@ -235,7 +263,8 @@ def assemble(
         experts=ExpertGauges if experts is None else experts.gauges,
     )
     upkeep = Upkeep(tiers, rates, cache.background, clock, policy.costs if settings.calibration_s else None)
-    return Engine(loop, model, cache, tiers, upkeep, release, lane, device, capacity, clock, grammars, experts)
+    parts = (loop, model, cache, tiers, upkeep, release, lane, device, capacity, clock, grammars, experts)
+    return Engine(*parts, book, most_tokens, settings.max_num_seqs)
 
 
 def _record_graphs(

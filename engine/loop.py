@@ -40,7 +40,7 @@ from tiercel.settings import EngineSettings
 from tiercel.step_record import ANY_SEQ, StepRecord
 from tiercel.tenant import Tenants
 from tiercel.tier import Landing, Transfer
-from tiercel.wire import Abort, Quit, ReleaseDisk, SetSettings, SetTenants, Start, Submit, ToEngine
+from tiercel.wire import Abort, Quit, ReleaseDisk, SetSettings, SetTenants, SetWeights, Start, Submit, ToEngine
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +177,9 @@ class EngineLoop:
                     self.quit_patience_s = patience_s
                 case SetTenants(tenants):
                     self._set_tenants(tenants)
+                case SetWeights(weights):
+                    for tenant, weight in weights.items():
+                        self._book.policy.fair.set_weight(tenant, weight, self._clock.now_s())
                 case SetSettings(version, settings):
                     self._set_settings(version, settings)
                 case ReleaseDisk(lock_fds):

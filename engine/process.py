@@ -66,8 +66,7 @@ def _turn(engine: Engine, mailbox: EngineMailbox, max_sleep_s: float) -> None:
     """Handle the received frames and run one step. Sleep if the step had no work."""
     loop = engine.loop
     loop.take(mailbox.take())
-    engine.upkeep.tend()
-    engine.release.tend()
+    engine.tend()
     if loop.step():
         mailbox.flush()
     else:
@@ -119,8 +118,12 @@ def serve(
             load_s=clock.now_s() - started_s,
             has_grammars=engine.grammars.wait(),
             fingerprint=_fingerprint(engine),
+            key_space=engine.cache.key_space,
+            speed=engine.speed,
         )
     )
+    if first.tells_news:
+        engine.tell_news(mailbox)
     engine.loop.take(rest)
     run(engine, mailbox, clock)
     engine.close()

@@ -3,22 +3,8 @@
 import math
 from collections.abc import Collection
 
-from msgspec import Struct
-
 from tiercel.ids import TenantId
-
-
-class EngineSpeed(Struct, frozen=True, kw_only=True):
-    """The predicted times of an engine, in milliseconds of its device."""
-
-    prefill_ms: float = 0.1  # of one prompt token at context 0
-    prefill_context_ms: float = 0.0  # additional time of a prompt token for each token of its context
-    decode_ms: float = 0.5  # of one output token, among the usual number of others
-
-    def prompt_ms(self, start: int, end: int) -> float:
-        """Return the time to compute prompt tokens [start, end)."""
-        tokens = end - start
-        return tokens * (self.prefill_ms + self.prefill_context_ms * (start + tokens / 2))
+from tiercel.rates import EngineSpeed
 
 
 class _Level:

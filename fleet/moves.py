@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 
 from tiercel.errors import InvariantError
-from tiercel.fleet.engine_load import EngineSpeed
 from tiercel.fleet.router import PromptWork, Router
 from tiercel.ids import EngineId, KeyHead, SeqId
+from tiercel.rates import EngineSpeed
 
 MAX_RECALLS = 64
 """The maximum number of sequences that one call asks engines to give back."""

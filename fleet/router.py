@@ -7,9 +7,10 @@ from msgspec import Struct
 
 from tiercel.block_key import PromptHeads
 from tiercel.errors import InvariantError
-from tiercel.fleet.engine_load import EngineLoad, EngineSpeed
+from tiercel.fleet.engine_load import EngineLoad
 from tiercel.fleet.prefix_index import PrefixIndex
 from tiercel.ids import EngineId, KeyHead, SeqId, TenantId
+from tiercel.rates import EngineSpeed
 
 SHARE_QUANTUM_MS = 2000.0
 """The unfinished work of a tenant at one engine, beyond its mean over all engines, up to which it follows its prefix.
@@ -65,13 +66,24 @@ class Router:
     """
 
     def __init__(
-        self, index: PrefixIndex, draw: random.Random, *, quantum_ms: float = SHARE_QUANTUM_MS, follows: bool = True
+        self,
+        index: PrefixIndex,
+        draw: random.Random,
+        *,
+        quantum_ms: float = SHARE_QUANTUM_MS,
+        follows: bool = True,
+        has_late_news: bool = False,
     ) -> None:
-        """`draw` breaks ties. Without `follows` prefixes are ignored, for comparisons."""
+        """`draw` breaks ties. Without `follows` prefixes are ignored, for comparisons.
+
+        `has_late_news`: engines announce keys some time after the first token. Until `note_news` they stay promised.
+        """
         self.index = index
         self._draw = draw
         self._quantum_ms = quantum_ms
         self._follows = follows
+        self._has_late_news = has_late_news
+        self._unannounced: dict[EngineId, list[KeyHead]] = {}  # promised heads of prompts that are computed
         self._loads: dict[EngineId, EngineLoad] = {}
         self._closed: set[EngineId] = set()  # engines that get no more sequences
         self._underway: dict[SeqId, _Underway] = {}
@@ -135,6 +147,7 @@ class Router:
         for seq in left:
             self._remove(seq)
         self.index.leave(engine)
+        self._unannounced.pop(engine, None)
         self._loads.pop(engine, None)
         self._closed.discard(engine)
         return left
@@ -205,10 +218,14 @@ class Router:
         self._add(underway, underway.prompt_ms + underway.decode_ms)
 
     def note_first_token(self, seq: SeqId) -> None:
-        """Note that the prompt of a sequence is computed: the engine has announced its keys."""
+        """Note that the prompt of a sequence is computed: the engine has announced its keys, or will in its news."""
         underway = self._underway.get(seq)
         if underway is not None:
             self._end_prompt(underway)
+
+    def note_news(self, engine: EngineId) -> None:
+        """Note that an engine has announced the keys of all prompts that it has computed so far."""
+        self.index.retract(engine, self._unannounced.pop(engine, ()))
 
     def end(self, seq: SeqId, num_outputs: int | None = None) -> None:
         """Note that a sequence has ended or is to leave its engine; unknown ones are ignored.
@@ -233,7 +250,10 @@ class Router:
     def _end_prompt(self, underway: _Underway) -> None:
         self._add(underway, -underway.prompt_ms)
         underway.prompt_ms = 0.0
-        self.index.retract(underway.engine, underway.promised)
+        if self._has_late_news:
+            self._unannounced.setdefault(underway.engine, []).extend(underway.promised)
+        else:
+            self.index.retract(underway.engine, underway.promised)
         underway.promised = ()
 
     def _add(self, underway: _Underway, ms: float) -> None:

@@ -91,6 +91,11 @@ class CacheManager:
 
     # ---- sequences and tenants
 
+    @property
+    def key_space(self) -> bytes:
+        """The root from which `namespace_key` derives the keys of blocks, beside a tenant's scope."""
+        return self._fingerprint
+
     def peek(self, tokens: bytes, scope: bytes) -> int:
         """Return how many tokens of a prompt (raw uint32) lie in HBM or DDR now, as far as a step's budget goes."""
         if not self._has_prefix_caching:

@@ -9,9 +9,12 @@ from typing import TypeVar
 from msgspec import Struct
 
 from tiercel.errors import InvariantError
+from tiercel.rates import EngineSpeed
 
 Payer = TypeVar("Payer", bound=Hashable)
 
+_SPEED_CONTEXT = 4096  # tokens before a prompt, to tell what its context costs
+_ROW_CONTEXT = 512  # tokens of a usual decode
 _MAX_SAMPLES = 8  # steps of a long recomputation that are predicted
 
 
@@ -259,6 +262,16 @@ class StepCosts:
             start += steps * chunk
             tokens -= steps * chunk
         return total_ms
+
+    def speed(self, step_tokens: int, rows: int) -> EngineSpeed:
+        """Return the speed in steps of `step_tokens` prompt tokens, or of `rows` decodes."""
+        prefill_ms = self.recompute_ms(step_tokens, 0, step_tokens) / step_tokens
+        behind_ms = self.recompute_ms(step_tokens, _SPEED_CONTEXT, step_tokens) / step_tokens
+        return EngineSpeed(
+            prefill_ms=prefill_ms,
+            prefill_context_ms=max(0.0, behind_ms - prefill_ms) / _SPEED_CONTEXT,
+            decode_ms=self.predict_ms(0, rows, rows * _ROW_CONTEXT) / rows,
+        )
 
     def share_ms(self, works: Mapping[Payer, StepWork]) -> dict[Payer, float]:
         """Divide the step's predicted milliseconds among the payers: see `work_by_payer`.

@@ -28,7 +28,6 @@ from tiercel.server.grammar.checker import GrammarChecker
 from tiercel.server.http.body_budget import BodyBudget
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.metrics.tenants import oldest_waits
-from tiercel.server.remote.choice import LeastUnfinished
 from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.tenancy.admission import Admission
 from tiercel.server.tenancy.directory import TenantDirectory, open_directory
@@ -142,8 +141,7 @@ def _open_client(
     """Return the client of the daemon's own engine, or of the engines that the settings name."""
     if settings.engines is None:
         return EngineClient(clock, metrics, usages)
-    choice = LeastUnfinished(random.Random())  # noqa: S311 - breaks ties
-    client = FleetClient(clock, metrics, choice, usages)
+    client = FleetClient(clock, metrics, random.Random(), usages)  # noqa: S311 - breaks ties
     metrics.open_fleet(lambda: client.links)
     return client
 

@@ -11,12 +11,12 @@ from msgspec import Struct
 
 from tiercel.block_key import namespace_key, prompt_heads
 from tiercel.fleet.account import FleetAccount
-from tiercel.fleet.engine_load import EngineSpeed
 from tiercel.fleet.moves import Moves
 from tiercel.fleet.prefix_index import PrefixIndex
 from tiercel.fleet.router import SHARE_QUANTUM_MS, PromptWork, RouteChoice, Router
 from tiercel.ids import EngineId, SeqId, TenantId
 from tiercel.outcome import FinishReason
+from tiercel.rates import EngineSpeed
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.fairness import TenantBook
 from tiercel.simulation.simulator import FINGERPRINT, SimSettings, Simulation, sharing_scope, simulated_rates

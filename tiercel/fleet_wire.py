@@ -9,7 +9,7 @@ The ids of sequences are those of the host's window for this connection: `Welcom
 
 import struct
 from array import array
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -17,11 +17,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tiercel.errors import WireError
-from tiercel.ids import SeqId
+from tiercel.ids import KeyHead, SeqId
 from tiercel.outcome import Finished, Gauges
 from tiercel.request import Request
 from tiercel.step_record import ANY_SEQ, EngineTrail
-from tiercel.wire import MAX_FRAME_BYTES, Abort, Loading, Ready, Report, SetTenants, Submit
+from tiercel.wire import MAX_FRAME_BYTES, Abort, EngineNews, Loading, Ready, Report, SetTenants, SetWeights, Submit
 
 WINDOW_BITS = 44
 """A connection has ids for 2 ** 44 sequences; more than a front submits in a century."""
@@ -77,8 +77,8 @@ class HostLeaving(Struct, frozen=True, tag="leaving"):
     """The host is draining: submit nothing more; what it computes goes on until its limit."""
 
 
-FrontFrame = Ping | Submit | Abort | SetTenants
-HostFrame = Welcome | Pong | Loading | Ready | Report | EngineDied | HostLeaving
+FrontFrame = Ping | Submit | Abort | SetTenants | SetWeights
+HostFrame = Welcome | Pong | Loading | Ready | Report | EngineNews | EngineDied | HostLeaving
 
 M = TypeVar("M", FrontFrame, HostFrame)
 
@@ -148,6 +148,18 @@ class BodyDecoder(Generic[M]):
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as exc:
             raise WireError("wire.unreadable", reason=str(exc)) from exc
+
+
+def unpack_heads(packed: bytes) -> list[KeyHead]:
+    """Return the heads of keys in a field of `EngineNews`. Errors: WireError if its length is no multiple of 8."""
+    if len(packed) % 8:
+        raise WireError("wire.unreadable", reason=f"{len(packed)} bytes of keys")
+    return [KeyHead(head) for (head,) in struct.iter_unpack("<Q", packed)]
+
+
+def pack_heads(heads: Collection[KeyHead]) -> bytes:
+    """Return heads of keys as a field of `EngineNews`."""
+    return struct.pack(f"<{len(heads)}Q", *heads)
 
 
 # Ids and clocks of the two sides

@@ -1,4 +1,4 @@
-"""Measured speeds, which decide between loading a block and computing it again."""
+"""Measured speeds, which decide between loading a block and computing it again, and between engines."""
 
 from msgspec import Struct
 
@@ -23,3 +23,16 @@ class Rates(Struct, frozen=True, kw_only=True):
         """Return the time to copy this number of blocks on an idle route; infinite if the route does not exist."""
         rate = self.bytes_per_s_by_route.get(route, 0.0)
         return blocks * self.block_bytes / rate if rate > 0 else float("inf")
+
+
+class EngineSpeed(Struct, frozen=True, kw_only=True):
+    """The predicted times of an engine, in milliseconds of its device."""
+
+    prefill_ms: float = 0.1  # of one prompt token at context 0
+    prefill_context_ms: float = 0.0  # additional time of a prompt token for each token of its context
+    decode_ms: float = 0.5  # of one output token, among the usual number of others
+
+    def prompt_ms(self, start: int, end: int) -> float:
+        """Return the time to compute prompt tokens [start, end)."""
+        tokens = end - start
+        return tokens * (self.prefill_ms + self.prefill_context_ms * (start + tokens / 2))

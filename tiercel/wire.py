@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from tiercel.errors import WireError
-from tiercel.ids import SeqId
+from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, Pooled, PromptReading, TokenLogprobs
+from tiercel.rates import EngineSpeed
 from tiercel.request import Request
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
@@ -28,6 +29,7 @@ class Start(Struct, frozen=True, tag="start"):
     """Start with these settings. This is the first frame."""
 
     settings: EngineSettings
+    tells_news: bool = False  # the engine is to send `EngineNews`, because fronts choose among engines
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -48,6 +50,12 @@ class SetTenants(Struct, frozen=True, tag="set_tenants"):
     """Replace the tenants. Sent after `Ready` and after every change."""
 
     tenants: Tenants
+
+
+class SetWeights(Struct, frozen=True, tag="set_weights"):
+    """Use these weights for some tenants until the next `SetTenants`. Sent by fronts that balance several engines."""
+
+    weights: dict[TenantId, float]
 
 
 class SetSettings(Struct, frozen=True, tag="set_settings"):
@@ -102,6 +110,9 @@ class Ready(Struct, frozen=True, tag="ready", kw_only=True):
     has_grammars: bool = True
     fingerprint: str = ""  # changes with the weights, the types of their numbers and the kernels, and with nothing else
 
+    key_space: bytes = b""  # from which block keys are derived: the `fingerprint` of `tiercel.block_key.namespace_key`
+    speed: EngineSpeed = EngineSpeed()
+
     @property
     def block_bytes(self) -> int:
         """Bytes of one block of all layers. `kv_bytes` includes the null block, `blocks_total` does not."""
@@ -140,8 +151,19 @@ class Report(Struct, frozen=True, tag="report", kw_only=True):
     gauges: Gauges | None = None
 
 
-ToEngine = Start | Submit | Abort | SetTenants | SetSettings | ReleaseDisk | Quit
-FromEngine = Loading | Ready | Failed | DiskReleased | Report
+class EngineNews(Struct, frozen=True, tag="news", kw_only=True):
+    """The facts by which fronts choose among engines, as far as they have changed since the last news.
+
+    The first news has every key. A host sends a front that joins later all keys that the engine holds.
+    """
+
+    stored: bytes = b""  # raw uint64: heads of announced block keys, see `tiercel.block_key`
+    dropped: bytes = b""
+    served_ms: dict[TenantId, float] = {}  # service of tenants since the last news; a correction may be negative
+
+
+ToEngine = Start | Submit | Abort | SetTenants | SetWeights | SetSettings | ReleaseDisk | Quit
+FromEngine = Loading | Ready | Failed | DiskReleased | Report | EngineNews
 
 M = TypeVar("M", ToEngine, FromEngine)
 

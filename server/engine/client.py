@@ -27,6 +27,7 @@ from tiercel.tenant import Tenants
 from tiercel.wire import (
     Abort,
     DiskReleased,
+    EngineNews,
     Failed,
     FromEngine,
     Loading,
@@ -226,6 +227,8 @@ class EngineClient:
                 self.status.notify()
             case Ready():
                 self._begin_serving(message)
+            case EngineNews():
+                pass  # one engine needs no choice
             case DiskReleased():
                 self._end_release(is_released=message.is_released)
             case Failed():

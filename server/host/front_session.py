@@ -1,6 +1,7 @@
 """The connection of one front to a host: handshake, limits, and the frames of the front."""
 
 import asyncio
+import math
 import secrets
 from typing import Protocol, cast
 
@@ -24,7 +25,7 @@ from tiercel.handshake import HELLO_BYTES, NONCE_BYTES, HelloVerdict, HostHandsh
 from tiercel.ids import SeqId
 from tiercel.server.engine.status import EngineState
 from tiercel.server.host.hosted_engine import HostedEngine
-from tiercel.wire import Abort, SetTenants, Submit
+from tiercel.wire import Abort, SetTenants, SetWeights, Submit
 
 HELLO_S = 5.0
 """The time in which a front has to say its Hello."""
@@ -157,6 +158,10 @@ class FrontSession(asyncio.Protocol):
                 if self._engine.num_seqs_of(self) >= MAX_FRONT_SEQS:
                     raise WireError("wire.too_many_sequences", limit=MAX_FRONT_SEQS)
                 self._engine.submit(self, request, frame.body)
+            case SetWeights(weights):
+                if not all(0 < weight < math.inf for weight in weights.values()):
+                    raise WireError("wire.weight", front=self.number)
+                self._engine.set_weights(frame.body)
             case Abort(seqs):
                 self._check_own(seqs)
                 self._engine.abort(frame.body)

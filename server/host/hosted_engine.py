@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from tiercel.clock import Clock
 from tiercel.errors import WireError
-from tiercel.fleet_wire import EngineDied, FrameSplitter, HostLeaving, frame_body, frame_of
-from tiercel.ids import SeqId
+from tiercel.fleet_wire import EngineDied, FrameSplitter, HostLeaving, frame_body, frame_of, pack_heads, unpack_heads
+from tiercel.ids import KeyHead, SeqId
 from tiercel.outcome import FinishReason
 from tiercel.request import Request
 from tiercel.server.engine.crash_book import CrashVerdict, Death
@@ -24,6 +24,7 @@ from tiercel.tenant import Tenants
 from tiercel.wire import (
     Abort,
     DiskReleased,
+    EngineNews,
     Failed,
     Loading,
     Quit,
@@ -52,7 +53,7 @@ class _ReportHead(Struct, frozen=True, tag="report", gc=False):
     finished: tuple[_End, ...] = ()
 
 
-_FromEngine = Loading | Ready | Failed | DiskReleased | _ReportHead
+_FromEngine = Loading | Ready | Failed | DiskReleased | EngineNews | _ReportHead
 
 
 class FrontPort(Protocol):
@@ -116,6 +117,7 @@ class HostedEngine:
         self._seqs_by_window: dict[int, set[SeqId]] = {}  # those of a front that has left stay until they have ended
         self._suspect_until: dict[SeqId, int] = {}  # of every unfinished sequence
         self._tenants: Tenants | None = None
+        self._heads: set[KeyHead] = set()  # of announced keys that the present engine holds
         self._num_tokens = 0  # that the present engine has reported
         self._is_leaving = False
         self._log = structlog.stdlib.get_logger("server.host")
@@ -148,7 +150,8 @@ class HostedEngine:
         self.status.note_report(self._clock.now_s())
         opened = self._socket = _EngineSocket(self._receive, self._note_lost)
         await asyncio.get_running_loop().create_unix_connection(lambda: opened, sock=sock)
-        self._to_engine(Start(settings))
+        self._heads.clear()
+        self._to_engine(Start(settings, tells_news=True))
 
     def disconnect(self) -> None:
         """Close the socket to the engine, which exits if it still runs."""
@@ -211,6 +214,8 @@ class HostedEngine:
         self._seqs_by_window[front.number] = set()
         if self.status.state is EngineState.READY and self.status.ready is not None:
             front.send(frame_of(self.status.ready, self.epoch))
+            if self._heads:
+                front.send(frame_of(EngineNews(stored=pack_heads(self._heads)), self.epoch))
         else:
             front.send(frame_of(Loading(self.status.stage), self.epoch))
         if self._is_leaving:
@@ -255,6 +260,10 @@ class HostedEngine:
             if self.status.state is EngineState.READY:
                 self._to_engine(SetTenants(tenants))
 
+    def set_weights(self, body: bytes) -> None:
+        """Pass the weights of a front on, whose encoded form is `body`."""
+        self._write_body(body)
+
     def _receive(self, body: bytes) -> None:
         message: _FromEngine = self._decoder.decode(body)
         match message:
@@ -267,6 +276,10 @@ class HostedEngine:
                 self._broadcast(frame_body(body, self.epoch))
             case Ready():
                 self._begin_serving(message, body)
+            case EngineNews():
+                self._heads.difference_update(unpack_heads(message.dropped))
+                self._heads.update(unpack_heads(message.stored))
+                self._broadcast(frame_body(body, self.epoch))
             case Failed():
                 self.status.failure = message
                 if self.status.ready is None:

@@ -21,12 +21,15 @@ class RemoteEngine(Protocol):
     num_late_frames: int
     received_bytes: int
     sent_bytes: int
+    key_bytes: int
     round_trip_s: float
 
     @property
     def state(self) -> enum.Enum: ...
     @property
     def num_unfinished(self) -> int: ...
+    @property
+    def work_s(self) -> float: ...
 
 
 class FleetMetrics(Collector):
@@ -55,6 +58,10 @@ class FleetMetrics(Collector):
             "waiting": ("Waiting sequences of all fronts at each engine.", lambda one: one.gauges.num_waiting),
             "blocks_used": ("Used KV blocks of each engine.", lambda one: one.gauges.blocks_used),
             "blocks": ("KV blocks of each engine.", lambda one: one.gauges.blocks_total),
+            "work_seconds": (
+                "Predicted time that each engine needs for the unfinished sequences of this front.",
+                lambda one: one.work_s,
+            ),
             "round_trip_seconds": ("Shortest round trip to each engine.", lambda one: one.round_trip_s),
         }
         for name, (help_text, read) in families.items():
@@ -69,6 +76,7 @@ class FleetMetrics(Collector):
             "losses": ("Losses of each engine: it died, hung or could not be reached.", lambda one: one.num_deaths),
             "late_frames": ("Frames of a dead engine that were dropped.", lambda one: one.num_late_frames),
             "received_bytes": ("Bytes received from each engine.", lambda one: one.received_bytes),
+            "key_bytes": ("Bytes received from each engine about keys stored and dropped.", lambda one: one.key_bytes),
             "sent_bytes": ("Bytes sent to each engine.", lambda one: one.sent_bytes),
         }
         for name, (help_text, read) in families.items():

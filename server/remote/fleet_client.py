@@ -1,11 +1,19 @@
 """The sequences of a front with several engines: each is at one engine, and goes on at another when that is lost."""
 
 import asyncio
+import itertools
+import random
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
+from tiercel.block_key import PromptHeads, namespace_key, prompt_heads
 from tiercel.clock import Clock
-from tiercel.ids import SeqId
-from tiercel.outcome import FinishReason
+from tiercel.fleet.moves import Recall, SequenceMove
+from tiercel.fleet.router import PromptWork
+from tiercel.fleet_wire import unpack_heads
+from tiercel.ids import EngineId, SeqId
+from tiercel.outcome import Finished, FinishReason
 from tiercel.request import Request
 from tiercel.server.engine.client import EngineClient, EngineObserver, Submission
 from tiercel.server.engine.crash_book import CrashBook, Death
@@ -13,17 +21,18 @@ from tiercel.server.engine.mailbox import Mailbox, StreamEnd
 from tiercel.server.engine.sequences import SequenceStart, SequenceWatcher
 from tiercel.server.engine.status import EngineState
 from tiercel.server.engine.supervisor import DeathObserver
-from tiercel.server.remote.choice import EngineChoice
 from tiercel.server.remote.gauges import FleetGauges
 from tiercel.server.remote.link import EngineLink, LinkState
+from tiercel.server.remote.placement import Placement
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
-from tiercel.wire import Abort, Ready, Report
+from tiercel.wire import Abort, EngineNews, Ready, Report
 
 HOLD_S = 30.0
 """The time for which sequences wait for an engine when there is none. Then they fail, and new ones are refused."""
 
 _TOKEN_BYTES = 4  # of a token id in a report
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 _NO_ENGINE = StreamEnd("No engine can be reached. Please retry.", "engine_dead")
 
 
@@ -37,16 +46,18 @@ class FleetClient(EngineClient):
         self,
         clock: Clock,
         observer: EngineObserver,
-        choice: EngineChoice,
+        draw: random.Random,
         watcher: SequenceWatcher | None = None,
         hold_s: float = HOLD_S,
     ) -> None:
+        """`draw` breaks ties between engines."""
         super().__init__(clock, observer, watcher)
-        self._choice = choice
+        self._placement = Placement(self._work_of, draw)
+        self._moves = self._placement.moves
         self._hold_s = hold_s
         self._links: list[EngineLink] = []
-        self._link_by_seq: dict[SeqId, EngineLink] = {}
-        self._unplaced: dict[SeqId, None] = {}  # sequences without an engine
+        self._numbers = itertools.count(1)
+        self._link_by_engine: dict[EngineId, EngineLink] = {}
         self._book = CrashBook()
         self._fleet_gauges = FleetGauges()
         self._holding: asyncio.TimerHandle | None = None
@@ -70,19 +81,21 @@ class FleetClient(EngineClient):
     def remove(self, link: EngineLink) -> None:
         """Forget an engine without a connection."""
         self._links.remove(link)
+        self._move_all(link)
 
     def submit(self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float) -> Submission:
         """Hand sequences to an engine; see `EngineClient.submit`. Without an engine they wait for `hold_s` at most."""
         submission = super().submit(starts, mailbox, arrival_s)
         if self.status.state is not EngineState.READY:
-            self._unplaced |= dict.fromkeys(seq for seq in submission.seqs if seq in self.sequences.facts_by_seq)
+            if seqs := [seq for seq in submission.seqs if seq in self.sequences.facts_by_seq]:
+                self._moves.submit(seqs)
             if self._is_refusing:
                 self._fail_unplaced()
         return submission
 
     def abort_queued(self, seqs: Sequence[SeqId], reason: FinishReason) -> bool:
         """End sequences unless one of them has been admitted; see `EngineClient.abort_queued`."""
-        if any(seq in self._unplaced for seq in seqs):
+        if any(self._moves.engine_of(seq) is None for seq in seqs):
             self.abort(seqs, reason)
             return True
         return super().abort_queued(seqs, reason)
@@ -90,6 +103,7 @@ class FleetClient(EngineClient):
     def set_tenants(self, tenants: Tenants) -> None:
         """Send the tenants to all engines: now, or as soon as they serve."""
         self._tenants = tenants
+        self._placement.set_tenants(tenants)
         for link in self._links:
             if link.takes_work:
                 link.set_tenants(tenants)
@@ -114,6 +128,8 @@ class FleetClient(EngineClient):
 
     def on_engine_ready(self, link: EngineLink, ready: Ready) -> None:
         """Use an engine from now on, if it computes what the others compute."""
+        if link.engine is not None:
+            return
         if (problem := self._difference(link, ready)) is not None:
             link.refuse(problem)
             return
@@ -128,8 +144,10 @@ class FleetClient(EngineClient):
             self._holding = None
         if self._tenants is not None:
             link.set_tenants(self._tenants)
-        waiting, self._unplaced = sorted(self._unplaced), {}
-        self._resume(waiting)
+        link.engine = EngineId(next(self._numbers))
+        self._link_by_engine[link.engine] = link
+        self._send(self._placement.join(link.engine, ready.speed))
+        self._recall(self._moves.recall())
         self.status.note_report(self._clock.now_s())
         self.status.notify()
 
@@ -137,22 +155,28 @@ class FleetClient(EngineClient):
         """Draw the consequences of the loss of an engine: its sequences go on at another one."""
         seqs = sorted(link.seqs)
         link.seqs.clear()
-        for seq in seqs:
-            del self._link_by_seq[seq]
         self._fleet_gauges.retire(link)
         if self.deaths is not None:
             self.deaths.on_engine_death(death.kind.value)
         verdict = self._book.judge(death, self.suspect_until_by_seq, self._clock.now_s())
         if verdict.failed is not None:
             self._fail(verdict.failed)
+            self._moves.end(verdict.failed)
         left = [seq for seq in seqs if seq in self.sequences.facts_by_seq]
         self.sequences.note_death({seq: end for seq, end in verdict.suspects.items() if seq in left}, left)
         if not any(one.takes_work for one in self._links):
             self._begin_holding()
-        self._resume(left)
+        for seq in left:
+            if self.sequences.facts_by_seq[seq].mailbox is None:
+                self._moves.end(seq)
+                self.sequences.resume([seq])  # nobody waits for it: it ends
+        self._move_all(link)
+        self.status.notify()
 
     def on_engine_changed(self, link: EngineLink) -> None:
         """Note that an engine does something else, such as loading."""
+        if link.state is LinkState.LEAVING and link.engine is not None:
+            self._leave(link.engine)
         if self.status.state is EngineState.READY and not any(one.takes_work for one in self._links):
             self._begin_holding()
         if self.status.state is not EngineState.READY:
@@ -164,9 +188,20 @@ class FleetClient(EngineClient):
         now_s = self._clock.now_s()
         busy_s = self.status.note_report(now_s)
         self.num_tokens += len(report.tokens) // _TOKEN_BYTES
+        for first in report.firsts:
+            self._moves.note_first_token(first.seq)
+        back: list[SequenceMove] = []
+        ends: list[Finished] = []
         for finished in report.finished:
             link.seqs.pop(finished.seq, None)
-            self._link_by_seq.pop(finished.seq, None)
+            if (move := self._given_back(finished)) is not None:
+                back.append(move)
+                continue
+            ends.append(finished)
+            self._moves.end(finished.seq, finished.num_outputs if finished.reason in _WHOLE else None)
+        if back:
+            report = replace(report, finished=tuple(ends))
+            self._send(back)
         if self.sequences.take_report(report, now_s):
             self.status.notify()
         if report.gauges is not None:
@@ -174,37 +209,94 @@ class FleetClient(EngineClient):
             self._gauges = self._fleet_gauges.take(link, report.gauges, self._links)
             self._observer.on_step(self._gauges)
 
+    def take_news(self, link: EngineLink, news: EngineNews) -> None:
+        """Note what an engine has cached and whom it has served; balance the tenants and the engines."""
+        if link.engine is None:
+            return
+        self._placement.take_news(link.engine, unpack_heads(news.stored), unpack_heads(news.dropped), news.served_ms)
+        for engine, weights in self._placement.weigh(self._clock.now_s()).items():
+            self._link_by_engine[engine].set_weights(weights)
+        self._recall(self._moves.recall())
+
+    def work_s(self, link: EngineLink) -> float:
+        """Return the predicted time that an engine needs for the unfinished sequences of this front."""
+        return 0.0 if link.engine is None else self._placement.work_ms(link.engine) / 1e3
+
     def _place(self, requests: Sequence[Request]) -> None:
         """Send the sequences of one client request to one engine."""
-        engines = [link for link in self._links if link.takes_work]
-        if not engines:
-            self._unplaced |= dict.fromkeys(request.id for request in requests)
+        engine = self._moves.submit([request.id for request in requests])
+        if engine is None:
             return
-        link = self._choice.choose(requests, engines)
+        link = self._link_by_engine[engine]
         for request in requests:
             link.seqs[request.id] = None
-            self._link_by_seq[request.id] = link
             link.submit(request)
 
-    def _resume(self, seqs: Iterable[SeqId]) -> None:
-        """Place sequences that have lost their engine or had none, each by itself. What nobody waits for ends."""
-        for request in self.sequences.resume(seqs):
-            self._place([request])
+    def _send(self, moves: Iterable[SequenceMove]) -> None:
+        """Submit sequences that have a new engine. What nobody waits for ends."""
+        for move in moves:
+            if move.target is None:
+                continue
+            link = self._link_by_engine[move.target]
+            for request in self.sequences.resume([move.seq]):
+                link.seqs[request.id] = None
+                link.submit(request)
+            if move.seq not in self.sequences.facts_by_seq:
+                self._moves.end(move.seq)
         self.status.notify()
+
+    def _move_all(self, link: EngineLink) -> None:
+        """Move the sequences of an engine that is lost."""
+        if link.engine is not None:
+            del self._link_by_engine[link.engine]
+            lost, link.engine = link.engine, None
+            self._send(self._placement.lose(lost))
+
+    def _given_back(self, finished: Finished) -> SequenceMove | None:
+        """Return the new place of a sequence that its engine was asked to give back, and has. None: it has ended."""
+        facts = self.sequences.facts_by_seq.get(finished.seq)
+        if finished.reason is not FinishReason.ABORT or facts is None or facts.abandoned_for is not None:
+            return None
+        return self._moves.give_back(finished.seq)
+
+    def _recall(self, recalls: Iterable[Recall]) -> None:
+        """Ask engines for sequences with which they have not begun."""
+        for recall in recalls:
+            self._link_by_engine[recall.engine].abort(Abort((recall.seq,), FinishReason.ABORT, if_queued=True))
+
+    def _leave(self, engine: EngineId) -> None:
+        """Choose a draining engine no more; what it has not begun goes to the others, if there are others."""
+        if any(link.takes_work for link in self._links):
+            self._recall(self._moves.drain(engine))
+        else:
+            self._placement.close(engine)
+
+    def _work_of(self, seq: SeqId) -> PromptWork:
+        """Return the work of a sequence. Cost: see `prompt_heads`; nothing while there is no choice."""
+        facts, ready, heads = self.sequences.facts_by_seq[seq], self.status.ready, PromptHeads()
+        tokens = facts.start.prompt + facts.outputs.tobytes()
+        if ready is not None and self._placement.num_engines > 1:
+            heads = prompt_heads(namespace_key(ready.key_space, facts.start.scope), tokens, ready.block_size)
+        return PromptWork(
+            tenant=facts.tenant,
+            num_tokens=len(tokens) // _TOKEN_BYTES,
+            max_outputs=max(0, facts.start.params.max_tokens - facts.num_outputs),
+            heads=heads,
+        )
 
     def _send_abort(self, abort: Abort) -> None:
         by_link: dict[EngineLink, list[SeqId]] = {}
         idle: list[SeqId] = []
         for seq in abort.seqs:
-            link = self._link_by_seq.get(seq)
-            if link is not None:
-                by_link.setdefault(link, []).append(seq)
-            elif seq in self._unplaced:
+            engine = self._moves.engine_of(seq)
+            if engine is not None:
+                by_link.setdefault(self._link_by_engine[engine], []).append(seq)
+            else:
                 idle.append(seq)
         for link, seqs in by_link.items():
             link.abort(Abort(tuple(seqs), abort.reason, abort.if_queued))
         for seq in idle:
-            del self._unplaced[seq]
+            self._moves.end(seq)
         self.sequences.resume(idle)  # nobody waits for them: they end
 
     def _difference(self, link: EngineLink, ready: Ready) -> str | None:
@@ -236,7 +328,7 @@ class FleetClient(EngineClient):
                 self.on_engine_ready(link, link.ready)
 
     def _fail_unplaced(self) -> None:
-        waiting, self._unplaced = list(self._unplaced), {}
-        for seq in waiting:
+        for seq in self._moves.unplaced:
+            self._moves.end(seq)
             self.sequences.fail(seq, _NO_ENGINE)
         self.status.notify()

@@ -29,13 +29,13 @@ from tiercel.fleet_wire import (
     trail_to_front,
 )
 from tiercel.handshake import CHALLENGE_BYTES, NONCE_BYTES, VERDICT_BYTES, FrontHandshake
-from tiercel.ids import SeqId
+from tiercel.ids import EngineId, SeqId, TenantId
 from tiercel.outcome import Gauges
 from tiercel.request import Request
 from tiercel.server.engine.crash_book import Death, DeathKind
 from tiercel.step_record import EngineTrail
 from tiercel.tenant import Tenants
-from tiercel.wire import Abort, Loading, Ready, Report, SetTenants, Submit
+from tiercel.wire import Abort, EngineNews, Loading, Ready, Report, SetTenants, SetWeights, Submit
 
 _CONNECT_S = 5.0  # for the connection, TLS and the Hello together
 _PING_S = 0.5
@@ -61,6 +61,8 @@ class LinkOwner(Protocol):
     def on_engine_lost(self, link: "EngineLink", death: Death) -> None: ...
     def on_engine_changed(self, link: "EngineLink") -> None: ...
     def take_report(self, link: "EngineLink", report: Report) -> None: ...
+    def take_news(self, link: "EngineLink", news: EngineNews) -> None: ...
+    def work_s(self, link: "EngineLink") -> float: ...
 
 
 class WireIdentity(Protocol):
@@ -75,7 +77,7 @@ class WireIdentity(Protocol):
 
 
 class EngineLink:
-    """One engine by its address. The owner writes `seqs` and `gauges`; the link writes everything else.
+    """One engine by its address. The owner writes `engine`, `seqs` and `gauges`; the link writes everything else.
 
     When the engine is lost, `on_engine_lost` is called once, and nothing of that engine is delivered afterwards: its
     connection is closed, and frames of its epoch are dropped.
@@ -97,18 +99,25 @@ class EngineLink:
         self.problem = ""  # why there is no connection, or why the engine is refused
         self.stage = "connecting"
         self.ready: Ready | None = None
+        self.engine: EngineId | None = None  # of the present process, while it serves; set by the owner
         self.seqs: dict[SeqId, None] = {}  # unfinished sequences that it has
         self.gauges = Gauges()
         self.num_deaths = 0
         self.num_late_frames = 0  # of an engine that had died
         self.received_bytes = 0
         self.sent_bytes = 0
+        self.key_bytes = 0  # of what was received, keys that the engine stored or dropped
         self.round_trip_s = 0.0  # the shortest of this connection
 
     @property
     def takes_work(self) -> bool:
         """Whether sequences may be submitted."""
         return self.state is LinkState.READY
+
+    @property
+    def work_s(self) -> float:
+        """Predicted time that the engine needs for the unfinished sequences of this front."""
+        return self._owner.work_s(self)
 
     @property
     def num_unfinished(self) -> int:
@@ -162,6 +171,11 @@ class EngineLink:
         if self._session is not None:
             self._session.send(SetTenants(tenants))
 
+    def set_weights(self, weights: dict[TenantId, float]) -> None:
+        """Send weights of tenants that have work there."""
+        if self._session is not None:
+            self._session.send(SetWeights(weights))
+
     def refuse(self, problem: str) -> None:
         """Use the engine for nothing, because it differs from the others."""
         self.state, self.problem = LinkState.REFUSED, problem
@@ -181,11 +195,14 @@ class EngineLink:
         self._log.info("engine_connected", engine=self.address)
         self._owner.on_engine_changed(self)
 
-    def take(self, session: "_Session", message: Loading | Ready | Report | HostLeaving | Death) -> None:
+    def take(self, session: "_Session", message: Loading | Ready | Report | EngineNews | HostLeaving | Death) -> None:
         """Act on a message of the host that concerns the present engine."""
         match message:
             case Report():
                 self._owner.take_report(self, message)
+            case EngineNews():
+                self.key_bytes += len(message.stored) + len(message.dropped)
+                self._owner.take_news(self, message)
             case Loading():
                 self.stage = message.stage
                 self._owner.on_engine_changed(self)
@@ -350,6 +367,9 @@ class _Session(asyncio.Protocol):
                     self._link.take(self, to_front(message, self._base, self._offset_s, self._link.seqs))
                 else:
                     self._link.num_late_frames += 1
+            case EngineNews():
+                if frame.epoch == self.epoch > self._died_epoch:
+                    self._link.take(self, message)
             case EngineDied():
                 if frame.epoch > self._died_epoch:
                     self._died_epoch = frame.epoch

@@ -195,16 +195,23 @@ class Partition:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        await self._flows.wait()
-        up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
+        # A server of asyncio logs the end of a connection that is cancelled as an error.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._forward(reader, writer)
+        self._tasks.discard(task)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends = [writer]
         try:
+            await self._flows.wait()
+            up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
+            ends.append(up_writer)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(reader, up_writer))
                 group.create_task(self._pump(up_reader, writer))
         finally:
-            for end in (writer, up_writer):
+            for end in ends:
                 end.close()
-            self._tasks.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):

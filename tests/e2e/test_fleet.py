@@ -80,6 +80,37 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield found
 
 
+def counted(fleet: Fleet, name: str) -> float:
+    """Return a counter of the engines, summed."""
+    lines = fleet.front.http.get("/metrics").text.splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"tiercel_fleet_engine_{name}_total{{")
+    )
+
+
+@pytest.mark.slow
+def test_turns_of_conversations_find_what_their_engine_has_and_keys_take_few_bytes(fleet: Fleet) -> None:
+    """Eight conversations in turns: a choice that knows nothing of prefixes finds half of them."""
+    names = ("received_bytes", "sent_bytes", "key_bytes")
+    before = {name: counted(fleet, name) for name in names}
+    talks = [f"Conversation {number}. " + "Tell me about the fox and the hen. " * 12 for number in range(8)]
+    turns = found = 0
+    for turn in range(6):
+        for number, talk in enumerate(talks):
+            body = {"prompt": talk, "max_tokens": 32, "temperature": 0, "ignore_eos": True}
+            answer = fleet.front.http.post("/v1/completions", json=body).raise_for_status().json()
+            talks[number] = f"{talk}{answer['choices'][0]['text']} And then, in chapter {turn}, what did they do? "
+            if turn:
+                turns += 1
+                found += answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+    took = {name: counted(fleet, name) - before[name] for name in names}
+    share = took["key_bytes"] / (took["received_bytes"] + took["sent_bytes"])
+    print(f"found {found} of {turns} turns; keys are {100 * share:.2f} % of the bytes of the wire")
+    assert found >= 0.85 * turns
+    assert took["key_bytes"]
+    assert share <= 0.01
+
+
 @pytest.mark.slow
 def test_both_engines_get_requests(fleet: Fleet) -> None:
     lines = fleet.front.http.get("/metrics").text.splitlines()

@@ -6,11 +6,11 @@ import pytest
 
 from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.errors import InvariantError
-from tiercel.fleet.engine_load import EngineSpeed
 from tiercel.fleet.moves import Moves, Recall, SequenceMove
 from tiercel.fleet.prefix_index import PrefixIndex
 from tiercel.fleet.router import PromptWork, Router
 from tiercel.ids import EngineId, SeqId, TenantId
+from tiercel.rates import EngineSpeed
 
 SPEED = EngineSpeed()
 E0, E1, E2 = map(EngineId, range(3))

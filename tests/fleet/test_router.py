@@ -7,10 +7,11 @@ import pytest
 from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.block_key import PromptHeads
 from tiercel.errors import InvariantError
-from tiercel.fleet.engine_load import EngineLoad, EngineSpeed
+from tiercel.fleet.engine_load import EngineLoad
 from tiercel.fleet.prefix_index import PrefixIndex
 from tiercel.fleet.router import PromptWork, Router
 from tiercel.ids import EngineId, KeyHead, SeqId, TenantId
+from tiercel.rates import EngineSpeed
 
 SPEED = EngineSpeed(prefill_ms=0.1, prefill_context_ms=1e-5, decode_ms=0.1)
 A, B = TenantId("a"), TenantId("b")

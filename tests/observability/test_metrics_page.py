@@ -13,7 +13,6 @@ from tests.server.harness import Running, server_settings, with_server
 from tiercel.clock import ManualClock
 from tiercel.server.app import create_app
 from tiercel.server.metrics.registry import ServerMetrics
-from tiercel.server.remote.choice import LeastUnfinished
 from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.remote.link import EngineLink
 
@@ -46,7 +45,7 @@ def told() -> dict[str, Family]:
 def fleet_page() -> dict[str, Family]:
     """The families that only a front with several engines has."""
     metrics, clock = ServerMetrics("tiny"), ManualClock()
-    client = FleetClient(clock, metrics, LeastUnfinished(random.Random(1)))
+    client = FleetClient(clock, metrics, random.Random(1))
     metrics.open_fleet(lambda: client.links)
     client.add(EngineLink("127.0.0.1", 8100, "", Access(), client, clock))
     found = shown(metrics.exposition().decode())

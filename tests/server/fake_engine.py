@@ -13,7 +13,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from tiercel.ids import SeqId
+from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, Pooled, PromptReading, TokenLogprobs
 from tiercel.plan import Slice
 from tiercel.request import Request, unpack_tokens
@@ -31,6 +31,7 @@ from tiercel.wire import (
     Report,
     SetSettings,
     SetTenants,
+    SetWeights,
     Start,
     Submit,
     ToEngine,
@@ -92,6 +93,7 @@ class FakeEngine(asyncio.Protocol):
         self.aborted: list[tuple[SeqId, FinishReason]] = []
         self.tenants: list[Tenants] = []
         self.settings: list[SetSettings] = []
+        self.weights: dict[TenantId, float] = {}  # as fronts have set them
         self.has_quit = False
         self.steps = 0
         self.running: dict[SeqId, Running] = {}
@@ -135,6 +137,8 @@ class FakeEngine(asyncio.Protocol):
                     self._abort(message)
                 case SetTenants():
                     self.tenants.append(message.tenants)
+                case SetWeights():
+                    self.weights |= message.weights
                 case SetSettings():
                     self.settings.append(message)
                 case Quit():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.server.fake_engine import FakeEngine, Script
 from tiercel.clock import Clock, MonotonicClock
+from tiercel.ids import TenantId
 from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.engine.crash_book import CrashVerdict, Death, DeathKind
 from tiercel.server.engine.mailbox import Mailbox, StreamEnd
@@ -17,7 +18,6 @@ from tiercel.server.engine.sequences import SequenceStart
 from tiercel.server.host.front_session import FrontSession
 from tiercel.server.host.hosted_engine import HostedEngine
 from tiercel.server.metrics.registry import ServerMetrics
-from tiercel.server.remote.choice import LeastUnfinished
 from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.remote.link import EngineLink
 from tiercel.settings import EngineSettings
@@ -106,9 +106,11 @@ class FrontParts:
         self.tasks.append(asyncio.create_task(link.run()))
         return link
 
-    def submit(self, *prompt: int, max_tokens: int = 8, seed: int = 0) -> Mailbox:
+    def submit(self, *prompt: int, max_tokens: int = 8, seed: int = 0, tenant: str = "default") -> Mailbox:
         params = SamplingParams(max_tokens=max_tokens, seed=seed)
-        start = SequenceStart(prompt=pack_tokens(prompt), num_prompt=len(prompt), params=params, n=1)
+        start = SequenceStart(
+            prompt=pack_tokens(prompt), num_prompt=len(prompt), params=params, n=1, tenant=TenantId(tenant)
+        )
         mailbox = Mailbox()
         self.client.submit([start], mailbox, MonotonicClock().now_s())
         self.mailboxes.append(mailbox)
@@ -147,7 +149,7 @@ async def fleet_parts(
 ) -> AsyncIterator[tuple[FrontParts, list[FakeHost]]]:
     """A front with an engine for each script; all of them serve."""
     hosts = [FakeHost(script) for script in scripts]
-    client = FleetClient(MonotonicClock(), ServerMetrics("tiny"), LeastUnfinished(random.Random(1)), hold_s=hold_s)
+    client = FleetClient(MonotonicClock(), ServerMetrics("tiny"), random.Random(1), hold_s=hold_s)
     front = FrontParts(client, Access(heartbeat_s=heartbeat_s))
     try:
         for host in hosts:

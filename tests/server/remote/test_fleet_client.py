@@ -39,6 +39,10 @@ async def assert_whole(front: FrontParts, max_tokens: int) -> None:
     assert found == [repeated(prompt, max_tokens) for prompt in PROMPTS]
     assert not front.client.sequences.num_unfinished
     assert not any(link.seqs for link in front.client.links)
+    moves = front.client._moves  # pyright: ignore[reportPrivateUsage]
+    moves.check_integrity()
+    assert not moves.unplaced
+    assert not moves.router.num_underway
 
 
 def outputs(front: FrontParts) -> list[int]:

@@ -7,7 +7,6 @@ from tiercel.clock import ManualClock
 from tiercel.ids import TenantId
 from tiercel.outcome import DiskState, FairGauges, Gauges, RouteGauges, TenantBlocks, TenantGauges, TierGauges
 from tiercel.server.metrics.registry import ServerMetrics
-from tiercel.server.remote.choice import LeastUnfinished
 from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.remote.gauges import FleetGauges
 from tiercel.server.remote.link import EngineLink
@@ -18,7 +17,7 @@ A, B = TenantId("a"), TenantId("b")
 
 def two_links() -> list[EngineLink]:
     clock = ManualClock()
-    owner = FleetClient(clock, ServerMetrics("tiny"), LeastUnfinished(random.Random(1)))
+    owner = FleetClient(clock, ServerMetrics("tiny"), random.Random(1))
     return [EngineLink("127.0.0.1", port, "", Access(), owner, clock) for port in (1, 2)]
 
 
