@@ -28,8 +28,8 @@ def resolve_model_folder(name: str, hub_cache: str | None = None, own_cache: str
             raise ConfigError(
                 "model.not_a_folder", f"{name}: a file; give the folder that holds config.json, or a {SUFFIX} file"
             )
-        if not _HUB_NAME.fullmatch(name):
-            raise ConfigError("model.not_found", f"{name}: no such folder")
+        if folder.suffix == SUFFIX or not _HUB_NAME.fullmatch(name):
+            raise ConfigError("model.not_found", f"{name}: no such {'file' if folder.suffix == SUFFIX else 'folder'}")
         folder = _cached_snapshot(name, hub_cache)
     if not (folder / "config.json").is_file():
         raise ConfigError("model.no_config", f"{folder}: no config.json in this folder")
