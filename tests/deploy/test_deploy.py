@@ -268,6 +268,41 @@ def test_the_image_for_a_device_builds_and_refuses_a_machine_without_one(engine:
         engine.docker("run", "--rm", "--env=TIERCEL_API_KEY=none", "tiercel:cuda")
 
 
+def test_a_front_and_two_engines_serve_and_a_killed_engine_ends_no_stream(
+    engine: Engine, tree: Path, network: None, stack: Stack
+) -> None:
+    files = (tree / "docker" / "compose.yaml", tree / "docker" / "compose.fleet.yaml")
+    stack.compose("stop")  # there is memory for one daemon
+    fleet = Stack(engine, "fleet", files, 8017, TIERCEL_MEMORY="2g", TIERCEL_KV_DISK_SIZE="64M")
+
+    def states() -> list[str]:
+        return list(fleet.http.get("/health").json()["engines"].values())
+
+    try:
+        fleet.compose("up", "--detach", "--no-build")
+        fleet.wait_ready()
+        fleet.wait(lambda: states() == ["ready", "ready"], "ready")
+        fields = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+        expected = "".join(chunk["choices"][0]["text"] for chunk in fleet.stream("/v1/completions", **fields))
+        pieces: list[str] = []
+        for chunk in fleet.stream("/v1/completions", **fields):
+            pieces.append(chunk["choices"][0]["text"])
+            if len(pieces) == 20:
+                (busy,) = [name for name in ("engine-1", "engine-2") if _unfinished(fleet, name)]
+                fleet.compose("kill", busy)
+        assert "".join(pieces) == expected
+        fleet.compose("start", busy)
+        fleet.wait(lambda: states() == ["ready", "ready"], "ready again")
+    finally:
+        fleet.compose("down", "--volumes")
+        fleet.http.close()
+        stack.compose("start")
+
+
+def _unfinished(fleet: Stack, engine: str) -> float:
+    return fleet.metric("tiercel_fleet_engine_unfinished", engine=f"{engine}:8100")
+
+
 def test_prometheus_scrapes_the_daemon_with_its_key(running: Stack, prometheus: str | None, tree: Path) -> None:
     """Debian's Prometheus replaces the official image, which needs a registry. Debian has no Grafana."""
     if prometheus is None:

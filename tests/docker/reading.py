@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DOCKER = ROOT / "docker"
 DOCKERFILES = ("Dockerfile", "Dockerfile.cuda")
 BASE = "compose.yaml"
-OVERLAYS = ("compose.gpu.yaml", "compose.observability.yaml")
+OVERLAYS = ("compose.fleet.yaml", "compose.gpu.yaml", "compose.observability.yaml")
 
 # Any: what a YAML file holds is known only once it is read
 Tree = dict[str, Any]

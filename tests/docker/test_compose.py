@@ -11,6 +11,7 @@ import pytest
 from tests.docker.reading import BASE, DOCKER, DOCKERFILES, OVERLAYS, Tree, compose, last_stage, merged, seconds, text
 from tests.docker.test_dockerfile import PROBE
 from tiercel.config import resolve
+from tiercel.engine_address import read_address, read_engines
 from tiercel.errors import ConfigError
 from tiercel.settings import SETTINGS
 
@@ -21,7 +22,7 @@ SERVICE: dict[str, type | tuple[type, ...]] = {
     "entrypoint": list, "environment": dict, "healthcheck": dict, "image": str, "init": bool, "logging": dict,
     "mem_limit": str, "pids_limit": int, "ports": list, "profiles": list, "read_only": bool, "restart": str,
     "secrets": list, "security_opt": list, "stop_grace_period": str, "stop_signal": str, "tmpfs": list,
-    "ulimits": dict, "user": str, "volumes": list,
+    "ulimits": dict, "user": str, "volumes": list, "working_dir": str,
 }  # fmt: skip
 BUILD = {"context", "dockerfile", "args"}
 CHECK = {"test", "interval", "timeout", "start_period", "retries", "disable"}
@@ -198,6 +199,16 @@ def test_the_device_is_reserved_for_the_daemon_alone() -> None:
     assert service["environment"]["TIERCEL_DEVICE"] == "cuda"
     assert service["environment"]["TIERCEL_API_KEY"]
     assert service["ulimits"]["memlock"] == -1  # the copy engines need locked host memory
+
+
+def test_the_engines_of_the_fleet_are_those_of_the_front_and_of_the_certificate() -> None:
+    services = merged("compose.fleet.yaml")["services"]
+    engines = [name for name in services if name.startswith("engine-")]
+    listen = read_address(services[engines[0]]["entrypoint"][-1], "--listen")
+    addresses = read_engines(services["tiercel"]["environment"]["TIERCEL_ENGINES"])
+    assert [(one.host, one.port) for one in addresses] == [(name, listen.port) for name in engines]
+    assert services["certificates"]["entrypoint"][2:] == engines
+    assert len({_source(mount) for name in engines for mount in services[name]["volumes"]}) == 2 + len(engines)
 
 
 def test_prometheus_and_grafana_find_their_files_where_they_look() -> None:
