@@ -11,6 +11,7 @@ from tiercel.errors import ConfigError
 from tiercel.option import options_of, read_options
 
 if TYPE_CHECKING:
+    from tiercel.simulation.replay import Replayed
     from tiercel.simulation.simulator import SimSettings
     from tiercel.simulation.workload import Workload
 
@@ -21,7 +22,7 @@ def simulate_command() -> Callable[..., int]:
 
 
 def simulate(given: dict[str, Any]) -> int:
-    """Run traffic through the engine's loop, planner, policy and KV cache in virtual time.
+    """Run traffic through the engine's loop, planner, policy and KV cache in virtual time, on one engine or several.
 
     No model is computed: the duration of steps and copies comes from a table. The
     same seed gives the same figures.
@@ -32,7 +33,6 @@ def simulate(given: dict[str, Any]) -> int:
     # lazy: as above
     from tiercel.cli.simulate_output import draw, show
     from tiercel.loadtest.report.drawing import check_drawing
-    from tiercel.simulation.replay import Replay
     from tiercel.simulation.result import figures
 
     flags = read_options(SimulateFlags, given)
@@ -42,10 +42,7 @@ def simulate(given: dict[str, Any]) -> int:
     settings = _settings(flags)
     _check(settings, workload)
     began_s = time.monotonic()
-    if flags.max_concurrency is None:
-        replay = Replay(settings, workload, duration_s=flags.duration)
-    else:
-        replay = Replay(settings, workload, closes_s=flags.duration)
+    replay = _open(flags, settings, workload)
     replay.run()
     found = figures(replay)
     show(found, flags.most_rows)
@@ -97,6 +94,20 @@ def _settings(flags: SimulateFlags) -> "SimSettings":
         concurrency=flags.max_concurrency,
     )
     return settings if flags.calibration is None else read_corrections(flags.calibration).applied(settings)
+
+
+def _open(flags: SimulateFlags, settings: "SimSettings", workload: "Workload") -> "Replayed":
+    # lazy: no other verb simulates
+    from tiercel.simulation.fleet import FleetSimSettings
+    from tiercel.simulation.replay import FleetReplay, Replay
+
+    duration_s, closes_s = flags.duration, float("inf")
+    if flags.max_concurrency is not None:
+        duration_s, closes_s = None, flags.duration
+    if flags.replicas == 1:
+        return Replay(settings, workload, duration_s=duration_s, closes_s=closes_s)
+    fleet = FleetSimSettings(replicas=flags.replicas, engine=settings, placement=flags.placement)
+    return FleetReplay(fleet, workload, duration_s=duration_s, closes_s=closes_s)
 
 
 def _check(settings: "SimSettings", workload: "Workload") -> None:

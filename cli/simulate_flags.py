@@ -61,6 +61,13 @@ class SimulateFlags(Struct, frozen=True, kw_only=True):
     ] = None
     seed: Annotated[int, Option(_TRAFFIC, "Seed of all random draws.", "NUMBER", within=(0, 2**63 - 1))] = 0
 
+    replicas: Annotated[
+        int, Option(_MACHINE, "Number of equal engines behind one front.", "NUMBER", within=(1, 4096))
+    ] = 1
+    placement: Annotated[
+        Literal["router", "in_turn", "at_random"],
+        Option(_MACHINE, "Who chooses the engine: router, in_turn or at_random.", "NAME"),
+    ] = "router"
     policy: Annotated[PolicyName, Option(_MACHINE, "fair, priority or fcfs.", "NAME")] = "fair"
     machine: Annotated[Literal["default", "h200"], Option(_MACHINE, "Step times: default or h200.", "NAME")] = "default"
     step_times: Annotated[Path | None, Option(_MACHINE, "File of step times that the engine measured.", "FILE")] = None

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tiercel.cli.console import print_table, print_tables
+from tiercel.ids import TenantId
 from tiercel.loadtest.report.chart import ChartRow, Curve, Span, range_chart, rows_chart
 from tiercel.loadtest.report.drawing import Chart, drawing_style, finish
 from tiercel.loadtest.report.wording import show_ms, show_number, show_percent
-from tiercel.simulation.replay import Replay
-from tiercel.simulation.result import Percentiles, SimResult, SimTenantResult
+from tiercel.simulation.replay import Replayed
+from tiercel.simulation.result import Percentiles, SimEngineResult, SimResult, SimTenantResult
 
 _MAX_DRAWN = 8  # tenants per picture
 
@@ -16,6 +17,12 @@ _MAX_DRAWN = 8  # tenants per picture
 def show(found: SimResult, most_rows: int) -> None:
     """Print the totals, and a row for each of the `most_rows` tenants with the most service."""
     print_tables({"simulated": _totals(found)})
+    if len(found.engines) > 1:
+        engines = list(enumerate(found.engines))[:most_rows]
+        rows = [(str(number), *(cell(one) for cell in _ENGINES.values())) for number, one in engines]
+        print_table(("engine", *_ENGINES), rows, right=_ENGINES)
+        if len(found.engines) > most_rows:
+            print(f"and {len(found.engines) - most_rows} more engines")
     tenants = sorted(found.tenants, key=lambda tenant: -tenant.service_s)
     for columns in (_SERVICE, _LATENCY):
         rows = [(one.name, *(cell(one) for cell in columns.values())) for one in tenants[:most_rows]]
@@ -24,7 +31,7 @@ def show(found: SimResult, most_rows: int) -> None:
         print(f"and {len(tenants) - most_rows} more tenants")
 
 
-def draw(replay: Replay, found: SimResult, folder: Path) -> list[Path]:
+def draw(replay: Replayed, found: SimResult, folder: Path) -> list[Path]:
     """Draw pictures of the run. Errors: ConfigError if matplotlib is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
@@ -59,6 +66,14 @@ def _totals(found: SimResult) -> dict[str, str]:
     return rows
 
 
+_ENGINES: dict[str, Callable[[SimEngineResult], str]] = {
+    "finished": lambda one: f"{one.finished}/{one.requests}",
+    "busy": lambda one: show_percent(one.busy),
+    "steps": lambda one: f"{one.steps:,}",
+    "hit": lambda one: show_percent(one.hit_rate),
+    "output tokens/s": lambda one: f"{one.output_tokens_per_s:,.0f}",
+    "preempted": lambda one: f"{one.preemptions:,}",
+}
 _SERVICE: dict[str, Callable[[SimTenantResult], str]] = {
     "weight": lambda one: f"{one.weight:g}",
     "finished": lambda one: f"{one.finished}/{one.requests}",
@@ -96,7 +111,7 @@ def _preemptions(table: Mapping[str, Mapping[str, int]]) -> str:
     return ", ".join(f"{reason} {count} {mode}" for reason, modes in table.items() for mode, count in modes.items())
 
 
-def _load(replay: Replay) -> Chart:
+def _load(replay: Replayed) -> Chart:
     line = replay.timeline
     rates = [
         (after - before) / max(end_s - start_s, 1e-9)
@@ -112,7 +127,7 @@ def _load(replay: Replay) -> Chart:
     return finish(chart, "load", "Load", "", "Tokens per second, sequences and blocks over time.")
 
 
-def _service(replay: Replay, found: SimResult) -> Chart | None:
+def _service(replay: Replayed, found: SimResult) -> Chart | None:
     """Draw the accumulated service by weight; equal slopes mean equal service."""
     line = replay.timeline
     if len(line.at_s) < 2:
@@ -121,11 +136,9 @@ def _service(replay: Replay, found: SimResult) -> Chart | None:
     rows = [
         ChartRow(
             f"{one.name}: seconds of service by weight",
-            [Curve(line.at_s, [served.get(name, 0.0) / 1e3 / one.weight for served in line.served], "")],
+            [Curve(line.at_s, [served.get(TenantId(one.name), 0.0) / 1e3 / one.weight for served in line.served], "")],
         )
         for one in drawn
-        for name in (tenant.share.name for tenant in replay.simulation.tally.by_tenant.values())
-        if name == one.name
     ]
     chart = rows_chart(rows, show_number, "virtual seconds")
     return finish(chart, "service", "Service by weight", "", "Accumulated service by weight of each tenant.")

@@ -6,9 +6,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tiercel.scheduler.cost import StepTimes
+from tiercel.simulation.fleet import FleetSimSettings
 from tiercel.simulation.http import HttpTimes
-from tiercel.simulation.replay import Replay
-from tiercel.simulation.simulator import SimSettings
+from tiercel.simulation.replay import FleetReplay, Replay
+from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import Workload
 
 _ROUNDS = 3
@@ -52,8 +53,10 @@ class ClosedLoop(Struct, frozen=True, kw_only=True):
     requests: int  # number of answers
 
 
-def fit_steps(settings: SimSettings, http: HttpTimes, loops: Sequence[ClosedLoop]) -> Corrections:
+def fit_steps(settings: SimSettings, http: HttpTimes, loops: Sequence[ClosedLoop], *, replicas: int = 1) -> Corrections:
     """Return the corrections of step times with which the simulation reaches the measured requests per second.
+
+    `replicas`: number of engines that the loops were measured with.
 
     Method: least squares of the relative error of the time per request. Loops of low and of high concurrency are
     needed to tell factor and addend apart. Each round simulates every loop, because the shapes of steps depend on
@@ -61,15 +64,18 @@ def fit_steps(settings: SimSettings, http: HttpTimes, loops: Sequence[ClosedLoop
     """
     found = Corrections(http=http)
     for _ in range(_ROUNDS):
-        # seconds by the table, steps and other seconds, per request and divided by the measured seconds per request
+        # seconds by the table, steps and other seconds of all engines, per request and divided by the measured ones
         rows: list[tuple[float, float, float]] = []
         for loop in loops:
-            replay = play(found.applied(replace(settings, concurrency=loop.concurrency)), loop.workload, loop.begun_s)
-            machine, finished = replay.simulation.machine, replay.simulation.tally.finished
-            measured_s = loop.lasted_s / loop.requests
-            own_s = (machine.busy_s - machine.delayed_s - 1e-3 * found.step_ms * machine.steps) / found.step_factor
-            idle_s = replay.simulation.now_s - machine.busy_s + machine.delayed_s
-            rows.append(tuple(s / finished / measured_s for s in (own_s, machine.steps, idle_s)))  # type: ignore[arg-type]
+            corrected = found.applied(replace(settings, concurrency=loop.concurrency))
+            engines, now_s = _play_loop(corrected, loop, replicas)
+            machines, finished = [one.machine for one in engines], sum(one.tally.finished for one in engines)
+            measured_s = replicas * loop.lasted_s / loop.requests
+            steps = sum(one.steps for one in machines)
+            work_s = sum(one.busy_s - one.delayed_s for one in machines)
+            own_s = (work_s - 1e-3 * found.step_ms * steps) / found.step_factor
+            idle_s = replicas * now_s - work_s
+            rows.append(tuple(s / finished / measured_s for s in (own_s, steps, idle_s)))  # type: ignore[arg-type]
         found = replace(found, **_solve(rows))
     return found
 
@@ -79,6 +85,17 @@ def play(settings: SimSettings, workload: Workload, closes_s: float = float("inf
     replay = Replay(settings, workload, closes_s=closes_s)
     replay.run()
     return replay
+
+
+def _play_loop(settings: SimSettings, loop: ClosedLoop, replicas: int) -> tuple[Sequence[Simulation], float]:
+    """Run a closed loop; return the engines and the virtual seconds."""
+    replay: Replay | FleetReplay = (
+        Replay(settings, loop.workload, closes_s=loop.begun_s)
+        if replicas == 1
+        else FleetReplay(FleetSimSettings(replicas=replicas, engine=settings), loop.workload, closes_s=loop.begun_s)
+    )
+    replay.run()
+    return replay.engines, replay.now_s
 
 
 def _solve(rows: Sequence[tuple[float, float, float]]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tiercel.block_key import namespace_key, prompt_heads
 from tiercel.fleet.account import FleetAccount
@@ -19,6 +20,7 @@ from tiercel.outcome import FinishReason
 from tiercel.rates import EngineSpeed
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.fairness import TenantBook
+from tiercel.simulation.http import HttpProcess, HttpTimes
 from tiercel.simulation.simulator import FINGERPRINT, SimSettings, Simulation, sharing_scope, simulated_rates
 from tiercel.simulation.workload import SimRequest, prompt_bytes
 from tiercel.tenant import TenantShare
@@ -68,14 +70,25 @@ class _SimRouter(Router):
 class FleetSimulation:
     """Engines to which a front sends requests at their times.
 
-    The engine whose clock is behind all others makes the next step, so no engine acts on what happens later. A request
-    reaches its engine in the step after its time; the front learns at once of the tokens and keys that a step reports.
+    The engine whose clock is behind all others makes the next step, and requests and reports are taken in the order of
+    their times, so nothing acts on what happens later. A request reaches its engine in the step after its time; the
+    front learns at the end of a step of its tokens and keys.
     """
 
-    def __init__(self, settings: FleetSimSettings, tenants: Iterable[TenantShare]) -> None:
+    def __init__(
+        self, settings: FleetSimSettings, tenants: Iterable[TenantShare], *, closes_s: float = float("inf")
+    ) -> None:
+        """A closed loop sends no request from `closes_s` on."""
         self.settings = settings
         self.shares = tuple(tenants)
-        self.engines = [Simulation(settings.engine, self.shares) for _ in range(settings.replicas)]
+        self.engines = [
+            Simulation(replace(settings.engine, seed=settings.engine.seed + number), self.shares)
+            for number in range(settings.replicas)
+        ]
+        times, concurrency = settings.engine.http, settings.engine.concurrency
+        machines = [engine.machine for engine in self.engines]
+        self.http = HttpProcess(times, machines, concurrency=concurrency, closes_s=closes_s)
+        self._has_http = times != HttpTimes() or concurrency is not None
         draw = random.Random(settings.engine.seed)  # noqa: S311 - ties, not secrets
         self.router: Router = _SimRouter(PrefixIndex(), draw, settings)
         self.account = FleetAccount()
@@ -83,11 +96,12 @@ class FleetSimulation:
         self.on_end: Callable[[SimRequest, float], None] = lambda request, now_s: None  # may send another request
         self.now_s = 0.0  # no engine is behind
         self._share_by_tenant = {share.name: share for share in self.shares}
-        self._due: list[tuple[float, int, SimRequest]] = []
+        self._reports: list[tuple[float, int, EngineId, Report]] = []  # heap of the reports that the front has not read
         self._busy: list[tuple[float, int]] = []  # heap of engines with work by their clocks
         self._is_busy = [False] * settings.replicas
         self._live: dict[SeqId, SimRequest] = {}
         self._ids = itertools.count(1)
+        self._order = itertools.count()  # of reports with equal times
         self._news = [engine.cache.tiers.tell_keys() for engine in self.engines]
         self._weighed_s = 0.0
         self._open()
@@ -105,30 +119,37 @@ class FleetSimulation:
                 served[tenant] = served.get(tenant, 0.0) + ms
         return served
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is at an engine or expected."""
+        return not self._live and self.http.next_s is None
+
     def send(self, request: SimRequest) -> None:
         """Send a request at its time, or now if that is past."""
-        heapq.heappush(self._due, (request.at_s, next(self._ids), request))
+        self.http.send(request)
 
     def run(self, until_s: float = float("inf")) -> None:
         """Run until a time, or until every request has ended."""
-        due, busy = self._due, self._busy
+        reports, busy, http = self._reports, self._busy, self.http
         while True:
-            next_s = busy[0][0] if busy else float("inf")
-            if due and due[0][0] <= next_s:
-                if due[0][0] >= until_s:
-                    break
-                at_s, number, request = heapq.heappop(due)
-                self.now_s = max(self.now_s, at_s)
-                self._submit(SeqId(number), request)
-                continue
+            step_s = busy[0][0] if busy else float("inf")
+            report_s = reports[0][0] if reports else float("inf")
+            due_s = float("inf") if http.next_s is None else http.next_s
+            next_s = min(step_s, report_s, due_s)
             if next_s >= until_s:
                 break
             self.now_s = max(self.now_s, next_s)
-            if self.now_s >= self._weighed_s + self.settings.weights_s:
-                self._weigh()
-            _, number = heapq.heappop(busy)
-            self._step(number)
-        if until_s < float("inf"):
+            if report_s <= next_s:
+                self._take_report(*heapq.heappop(reports))
+            elif due_s <= next_s:
+                for request in http.take(self.now_s):
+                    self._submit(SeqId(next(self._ids)), request)
+            else:
+                if self.now_s >= self._weighed_s + self.settings.weights_s:
+                    self._weigh()
+                _, number = heapq.heappop(busy)
+                self._step(number)
+        if not self.is_idle:
             self.now_s = max(self.now_s, until_s)
 
     # ---- inside
@@ -141,7 +162,9 @@ class FleetSimulation:
         for number, engine in enumerate(self.engines):
             self.moves.join(EngineId(number), speed)
             self.account.join(EngineId(number))
-            engine.tally.listener = partial(self._take_report, EngineId(number))
+            engine.tally.receiver = partial(self._post, EngineId(number))
+            if self._has_http:
+                engine.tally.http = self.http
 
     def _work(self, request: SimRequest) -> PromptWork:
         share = self._share_by_tenant.get(request.tenant) or TenantShare(name=request.tenant)
@@ -169,7 +192,10 @@ class FleetSimulation:
         else:
             self._is_busy[number] = False
 
-    def _take_report(self, engine: EngineId, report: Report) -> None:
+    def _post(self, engine: EngineId, report: Report) -> None:
+        heapq.heappush(self._reports, (self.engines[engine].now_s, next(self._order), engine, report))
+
+    def _take_report(self, at_s: float, _: int, engine: EngineId, report: Report) -> None:
         changes = self._news[engine].take()
         if changes.stored:
             self.router.index.store(engine, changes.stored)
@@ -180,7 +206,8 @@ class FleetSimulation:
         for finished in report.finished:
             is_whole = finished.reason is FinishReason.LENGTH
             self.moves.end(finished.seq, finished.num_outputs if is_whole else None)
-            self.on_end(self._live.pop(finished.seq), self.engines[engine].now_s)
+            self.on_end(self._live.pop(finished.seq), at_s)
+        self.engines[engine].tally.count(report, at_s)
 
     def _weigh(self) -> None:
         """Take the counters of all engines, and give them weights, as the gauges of real engines are taken."""
@@ -189,8 +216,8 @@ class FleetSimulation:
             self.account.note_work(EngineId(number), self.router.tenants_at(EngineId(number)))
         for number, engine in enumerate(self.engines):
             self.account.note_service(EngineId(number), engine.policy.fair.served_ms)
-        if not self.settings.has_weights:
-            return
+        if not self.settings.has_weights or len(self.engines) == 1:
+            return  # a single engine has the configured weights
         self.account.balance()
         for number, engine in enumerate(self.engines):
             fair = engine.policy.fair

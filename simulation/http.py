@@ -2,6 +2,7 @@
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +18,9 @@ class HttpTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt_token_ms: float = 0.0  # the same, for each token of the prompt
     report_ms: float = 0.0  # each report of the engine, whatever its size
     token_ms: float = 0.0  # each token of a report
-    contention: float = 0.0  # part of these times by which a running step is delayed: 1 if they share all cores
+    # Part of these times by which a running step is delayed: 1 if it shares all its cores. Several engines are delayed
+    # by an equal part each, and only while all of them compute: otherwise a core is free.
+    contention: float = 0.0
 
     def __post_init__(self) -> None:
         times = (self.request_ms, self.prompt_token_ms, self.report_ms, self.token_ms, self.contention)
@@ -33,10 +36,15 @@ class HttpProcess:
     """
 
     def __init__(
-        self, times: HttpTimes, machine: CostMachine, *, concurrency: int | None = None, closes_s: float = float("inf")
+        self,
+        times: HttpTimes,
+        machines: Sequence[CostMachine],
+        *,
+        concurrency: int | None = None,
+        closes_s: float = float("inf"),
     ) -> None:
         self._times = times
-        self._machine = machine
+        self._machines = machines
         self._closes_s = closes_s  # a closed loop sends no request from this time on
         self._busy_until_s = 0.0
         self._due: list[tuple[float, int, SimRequest]] = []  # heap of requests by the time at which they are sent
@@ -49,11 +57,16 @@ class HttpProcess:
         """Schedule the requests of a run: all at their times, or the first of a closed loop."""
         if self._concurrency is None:
             for request in requests:
-                self._send(request)
+                self.send(request)
             return
         self._unsent.extend(requests)
         for _ in range(self._concurrency):
             self._send_next(0.0)
+
+    def send(self, request: SimRequest) -> None:
+        """Send a request at its time."""
+        self._count += 1
+        heapq.heappush(self._due, (request.at_s, self._count, request))
 
     @property
     def next_s(self) -> float | None:
@@ -86,11 +99,7 @@ class HttpProcess:
 
     def _send_next(self, at_s: float) -> None:
         if self._unsent and at_s < self._closes_s:
-            self._send(replace(self._unsent.popleft(), at_s=at_s))
-
-    def _send(self, request: SimRequest) -> None:
-        self._count += 1
-        heapq.heappush(self._due, (request.at_s, self._count, request))
+            self.send(replace(self._unsent.popleft(), at_s=at_s))
 
     def _advance(self, now_s: float) -> None:
         """Handle the requests that have been sent by now."""
@@ -103,6 +112,7 @@ class HttpProcess:
     def _work(self, from_s: float, ms: float) -> float:
         """Do work that can begin at `from_s`, and delay the engine's steps by its contention. Return when it ends."""
         self._busy_until_s = max(from_s, self._busy_until_s) + 1e-3 * ms
-        if self._times.contention and ms:
-            self._machine.delay(1e-3 * ms * self._times.contention)
+        if self._times.contention and ms and all(machine.is_running for machine in self._machines):
+            for machine in self._machines:
+                machine.delay(1e-3 * ms * self._times.contention / len(self._machines))
         return self._busy_until_s

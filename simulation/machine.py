@@ -81,6 +81,11 @@ class CostMachine:
         self._flights.append(flight)
         return flight
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a step has been launched that has not ended."""
+        return self._busy_until_s > self._clock.now_s()
+
     def delay(self, seconds: float) -> None:
         """Delay the running steps by processor time that something else uses. An idle machine is not delayed."""
         while self._flights and not self._flights[0].delay(seconds):

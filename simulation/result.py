@@ -1,16 +1,17 @@
 """The result of a simulated run, in total and for each tenant."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
 from msgspec import Struct
 
 from tiercel.ids import TenantId
-from tiercel.scheduler.preemption_counts import PreemptionCounts
+from tiercel.outcome import PreemptionCount
 from tiercel.simulation.histogram import LogHistogram
-from tiercel.simulation.replay import Replay
-from tiercel.simulation.tally import TenantTally, preemption_table
+from tiercel.simulation.replay import Replayed
+from tiercel.simulation.simulator import Simulation
+from tiercel.simulation.tally import TenantTally, merged_tallies, preemption_table
 from tiercel.simulation.timeline import SimTimeline
 
 _PERCENTS = (50, 95, 99)
@@ -50,6 +51,18 @@ class SimTenantResult(Struct, frozen=True, kw_only=True):
     recomputed_tokens: int
 
 
+class SimEngineResult(Struct, frozen=True, kw_only=True):
+    """The result of one engine of a fleet."""
+
+    requests: int
+    finished: int
+    busy: float  # part of the time in which the machine was busy
+    steps: int
+    hit_rate: float  # cached part of the prompt tokens of finished requests
+    output_tokens_per_s: float
+    preemptions: int
+
+
 class SimResult(Struct, frozen=True, kw_only=True):
     """The result of a run."""
 
@@ -75,12 +88,13 @@ class SimResult(Struct, frozen=True, kw_only=True):
     swapped_tokens: int
     recomputed_tokens: int
     tenants: tuple[SimTenantResult, ...]
+    engines: tuple[SimEngineResult, ...]
 
 
-def figures(replay: Replay) -> SimResult:
+def figures(replay: Replayed) -> SimResult:
     """Return the result of a replay that has ended."""
-    simulation, timeline, meter = replay.simulation, replay.timeline, replay.meter
-    tallies, counts = list(simulation.tally.by_tenant.values()), simulation.book.preemption_counts
+    engines, timeline, meter = replay.engines, replay.timeline, replay.meter
+    tallies = merged_tallies([engine.tally for engine in engines])
     served = timeline.served[-1]
     waits = _longest_waits(timeline)
     gaps = meter.by_tenant() if meter is not None else {}
@@ -94,17 +108,19 @@ def figures(replay: Replay) -> SimResult:
         tbt.add_all(tally.gaps)
     prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
     cached_tokens = sum(tally.cached_tokens for tally in tallies)
-    now_s = max(simulation.now_s, 1e-9)
+    now_s = max(replay.now_s, 1e-9)
+    tokens = sum(tally.output_tokens for tally in tallies)
+    each = tuple(_engine(engine, now_s) for engine in engines)
     return SimResult(
-        policy=simulation.policy.name,
-        virtual_s=simulation.now_s,
-        steps=simulation.machine.steps,
-        busy=min(1.0, simulation.machine.busy_s / now_s),
+        policy=engines[0].policy.name,
+        virtual_s=replay.now_s,
+        steps=sum(one.steps for one in each),
+        busy=sum(one.busy for one in each) / len(each),
         requests=sum(tally.submitted for tally in tallies),
         finished=sum(tally.finished for tally in tallies),
-        output_tokens_per_s=simulation.tally.tokens / now_s,
-        tokens_per_s=(prompt_tokens - cached_tokens + simulation.tally.tokens) / now_s,
-        useful_tokens_per_s=max(0, simulation.machine.tokens - simulation.book.recomputed_tokens) / now_s,
+        output_tokens_per_s=tokens / now_s,
+        tokens_per_s=(prompt_tokens - cached_tokens + tokens) / now_s,
+        useful_tokens_per_s=sum(max(0, one.machine.tokens - one.book.recomputed_tokens) for one in engines) / now_s,
         hit_rate=cached_tokens / max(prompt_tokens, 1),
         jain=_jain(timeline, {tally.share.name: tally.share.weight for tally in tallies}),
         gap_s=meter.widest[0] / 1e3 if meter is not None else None,
@@ -114,18 +130,37 @@ def figures(replay: Replay) -> SimResult:
         queue_s=_spread(queue),
         ttft_s=_spread(ttft),
         tbt_s=_histogram_spread(tbt),
-        preemptions=preemption_table(chain.from_iterable(map(counts.of_tenant, counts.tenants))),
+        preemptions=preemption_table(chain.from_iterable(map(_preemptions, engines))),
         swapped_tokens=sum(tally.swapped_tokens for tally in tallies),
         recomputed_tokens=sum(tally.recomputed_tokens for tally in tallies),
         tenants=tuple(
-            _tenant(tally, counts, served.get(tally.share.name, 0.0), total_ms, weights, gaps, waits)
+            _tenant(tally, engines, served.get(tally.share.name, 0.0), total_ms, weights, gaps, waits)
             for tally in tallies
         ),
+        engines=each,
     )
 
 
+def _engine(engine: Simulation, now_s: float) -> SimEngineResult:
+    tallies = engine.tally.by_tenant.values()
+    return SimEngineResult(
+        requests=sum(tally.submitted for tally in tallies),
+        finished=engine.tally.finished,
+        busy=min(1.0, engine.machine.busy_s / now_s),
+        steps=engine.machine.steps,
+        hit_rate=sum(tally.cached_tokens for tally in tallies) / max(sum(tally.prompt_tokens for tally in tallies), 1),
+        output_tokens_per_s=engine.tally.tokens / now_s,
+        preemptions=sum(one.count for one in _preemptions(engine)),
+    )
+
+
+def _preemptions(engine: Simulation) -> Iterator[PreemptionCount]:
+    counts = engine.book.preemption_counts
+    return chain.from_iterable(map(counts.of_tenant, counts.tenants))
+
+
 def _tenant(
-    tally: TenantTally, counts: PreemptionCounts, served_ms: float, total_ms: float, weights: float,
+    tally: TenantTally, engines: Sequence[Simulation], served_ms: float, total_ms: float, weights: float,
     gaps: dict[TenantId, float], waits: dict[TenantId, float],
 ) -> SimTenantResult:  # fmt: skip
     share, name = tally.share, tally.share.name
@@ -150,7 +185,9 @@ def _tenant(
         ttft_s=_spread(ttft),
         ttft_kept=None if goal_s is None or not ttft else sum(value <= goal_s for value in ttft) / len(ttft),
         tbt_s=_histogram_spread(tally.gaps),
-        preemptions=preemption_table(counts.of_tenant(name)),
+        preemptions=preemption_table(
+            chain.from_iterable(engine.book.preemption_counts.of_tenant(name) for engine in engines)
+        ),
         swapped_tokens=tally.swapped_tokens,
         recomputed_tokens=tally.recomputed_tokens,
     )

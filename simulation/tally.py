@@ -1,7 +1,7 @@
 """Counts that are taken while a simulation runs."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tiercel.clock import ManualClock
 from tiercel.ids import SeqId, TenantId
@@ -37,6 +37,32 @@ class TenantTally:
         self.recomputed_tokens = 0
         self.starved_s = 0.0  # longest time in which one of its sequences waited without a slice
 
+    def add(self, other: "TenantTally") -> None:
+        """Add the counts of the tenant at another engine."""
+        self.submitted += other.submitted
+        self.finished += other.finished
+        self.refused += other.refused
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.output_tokens += other.output_tokens
+        self.queue_s.extend(other.queue_s)
+        self.ttft_s.extend(other.ttft_s)
+        self.gaps.add_all(other.gaps)
+        self.swapped_tokens += other.swapped_tokens
+        self.recomputed_tokens += other.recomputed_tokens
+        self.starved_s = max(self.starved_s, other.starved_s)
+
+
+def merged_tallies(tallies: Sequence["SimTally"]) -> list[TenantTally]:
+    """Return the counts of each tenant over engines. Those of one engine are its own."""
+    if len(tallies) == 1:
+        return list(tallies[0].by_tenant.values())
+    merged: dict[TenantId, TenantTally] = {}
+    for tally in tallies:
+        for name, one in tally.by_tenant.items():
+            merged.setdefault(name, TenantTally(one.share)).add(one)
+    return list(merged.values())
+
 
 class _Live:
     """One sequence that has not ended."""
@@ -57,7 +83,8 @@ class SimTally:
         self.tokens = 0
         self.first_s_by_seq: dict[SeqId, float] | None = None  # set to a dict to record the TTFT of each request
         self.http: HttpProcess | None = None  # None: the client has a token at once
-        self.listener: Callable[[Report], None] | None = None  # called with every report first
+        # Gets every report instead of `count`, which it then calls itself.
+        self.receiver: Callable[[Report], None] | None = None
         self._live: dict[int, _Live] = {}
         self._clock = clock
 
@@ -75,10 +102,15 @@ class SimTally:
         self._live[seq] = _Live(tally)
 
     def post(self, message: Report) -> None:
-        """Count the report of a committed step."""
-        if self.listener is not None:
-            self.listener(message)
-        posted_s = now_s = self._clock.now_s()
+        """Take the report of a committed step."""
+        if self.receiver is not None:
+            self.receiver(message)
+        else:
+            self.count(message, self._clock.now_s())
+
+    def count(self, message: Report, posted_s: float) -> None:
+        """Count a report."""
+        now_s = posted_s
         live, known_s, bucket = self._live, -1.0, 0
         http = self.http
         if http is not None:

@@ -116,3 +116,27 @@ def test_a_closed_loop_finishes_the_requests_that_it_started(tmp_path: Path) -> 
 def test_unsupported_values_are_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_several_replicas_are_shown_one_by_one_and_are_the_same_for_one_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = [*SHORT, "--replicas", "3", "--noise", "0.1"]
+    for name in ("one", "two"):
+        assert main([*fleet, "--json", str(tmp_path / name)]) == 0
+    assert "engine   finished" in capsys.readouterr().out
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    found = json.loads((tmp_path / "one").read_text())
+    assert len(found["engines"]) == 3
+    assert sum(one["requests"] for one in found["engines"]) == found["requests"]
+    assert main([*fleet, "--placement", "in_turn", "--json", str(tmp_path / "turns")]) == 0
+    turns = [one["requests"] for one in json.loads((tmp_path / "turns").read_text())["engines"]]
+    assert max(turns) - min(turns) <= 1
+    assert main([*SHORT, "--replicas", "0"]) == 2
+    assert "--replicas" in capsys.readouterr().err
+
+
+def test_replicas_are_drawn_as_one_server(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert main([*SHORT, "--replicas", "2", "--max-concurrency", "6", "--plots", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"load.png", "service.png", "ttft.png"}

@@ -9,9 +9,10 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 
@@ -62,14 +63,24 @@ def make_secret(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def engine_host(folder: Path, secret: Path, *flags: str, listen: str = "127.0.0.1:0") -> Iterator[HostProcess]:
+def engine_host(
+    folder: Path,
+    secret: Path,
+    *flags: str,
+    listen: str = "127.0.0.1:0",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[HostProcess]:
     """Run an engine until the block ends."""
     log = folder / f"engine-{time.monotonic_ns()}.log"
     command = [TIERCEL, "engine", "--listen", listen, "--engine-secret-file", str(secret)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, "--calibration-seconds", "0", *flags], stdout=out, stderr=out, env=environment, cwd=folder
+            [*command, "--calibration-seconds", "0", *flags],
+            stdout=out,
+            stderr=out,
+            env=inherited | dict(environment),
+            cwd=folder,
         )
     try:
         yield HostProcess(process, log)

@@ -112,7 +112,7 @@ class Overloaded:
             self._client.sequences, silent, simulation.clock, usages, max_queued=self.max_queued
         )
         self._due = sorted(requests, key=lambda one: -one.at_s)
-        simulation.tally.listener = self._deliver
+        simulation.tally.receiver = self._deliver
         simulation.loop.take([SetTenants(Tenants(1, tuple(tenant.share for tenant in self.tenants)))])
         while simulation.now_s < until_s:
             self._send_due()
@@ -127,6 +127,7 @@ class Overloaded:
         """Admit the requests that came during the step, then deliver its report."""
         self._admit_due()
         self._client.connection.data_received(encode_frame(report))
+        self._simulation.tally.count(report, self._simulation.now_s)
 
     def _send_due(self) -> None:
         self._admit_due()

@@ -44,7 +44,7 @@ def drawn(count: int, seed: int = 0) -> Workload:
 
 
 def process(times: HttpTimes, concurrency: int | None = None) -> HttpProcess:
-    return HttpProcess(times, CostMachine(TIMES, ManualClock()), concurrency=concurrency)
+    return HttpProcess(times, [CostMachine(TIMES, ManualClock())], concurrency=concurrency)
 
 
 def test_requests_reach_the_engine_one_after_the_other() -> None:
