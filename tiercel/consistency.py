@@ -78,12 +78,14 @@ def _check_fleet(settings: ServerSettings) -> None:
         raise conflict(f"{flag_name(missing[0])} is missing: give {', '.join(map(flag_name, tls))}, or none of them")
     if settings.engines is None:
         return
-    addresses = read_engines(settings.engines)
+    source = read_engines(settings.engines)
     if settings.engine_secret_file is None:
         raise conflict("--engines needs --engine-secret-file: the secret that the engines were started with")
     if settings.takeover:
         raise conflict("--takeover beside --engines: start a second front behind the balancer instead")
-    for address in addresses:
+    if source.path is not None and not Path(source.path).is_file():
+        raise conflict(f"--engines file:{source.path}: there is no such file")
+    for address in source.addresses:
         if not is_loopback(address.host) and settings.engine_certfile is None:
             raise conflict(
                 f"--engines {address} is on another machine: "

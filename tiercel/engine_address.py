@@ -32,19 +32,42 @@ def read_address(text: str, flag: str, least_port: int = 1) -> EngineAddress:
     return EngineAddress(found["v6"] or found["name"], int(found["port"]))
 
 
-def read_engines(text: str) -> tuple[EngineAddress, ...]:
+class EngineSource(Struct, frozen=True):
+    """The addresses of a front's engines, or the path of a file that has them and may change."""
+
+    addresses: tuple[EngineAddress, ...] = ()
+    path: str | None = None
+    """Path of the file; then there are no `addresses`."""
+
+
+def read_engines(text: str) -> EngineSource:
     """Read the value of --engines. Errors: ConfigError."""
     kind, _, rest = text.partition(":")
+    flag = f"--engines {text[:80]}"
+    if kind == "file" and rest:
+        return EngineSource(path=rest)
     if kind == "dns":
         found = _NAME.fullmatch(rest)
         if found is None or not 1 <= (port := int(found["port"] or DEFAULT_PORT)) <= 65_535:
-            raise ConfigError("config.value", f"--engines {text[:80]}: expected dns:NAME or dns:NAME:PORT")
-        return (EngineAddress(found["name"], port, is_name=True),)
+            raise ConfigError("config.value", f"{flag}: expected dns:NAME or dns:NAME:PORT")
+        return EngineSource((EngineAddress(found["name"], port, is_name=True),))
     if kind != "static" or not rest:
-        raise ConfigError("config.value", f"--engines {text[:80]}: expected static:HOST:PORT,... or dns:NAME[:PORT]")
-    addresses = tuple(read_address(part.strip(), "--engines") for part in rest.split(","))
+        raise ConfigError("config.value", f"{flag}: expected static:HOST:PORT,... or dns:NAME[:PORT] or file:PATH")
+    return EngineSource(_distinct([read_address(part.strip(), "--engines") for part in rest.split(",")], flag))
+
+
+def read_engine_list(text: str, path: str) -> tuple[EngineAddress, ...]:
+    """Read the file of `file:PATH`: an address a line; empty lines and lines that begin with # count for nothing.
+
+    Errors: ConfigError that names `path`.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    return _distinct([read_address(line, path) for line in lines if line and not line.startswith("#")], path)
+
+
+def _distinct(addresses: list[EngineAddress], where: str) -> tuple[EngineAddress, ...]:
     if len(set(addresses)) < len(addresses):
-        raise ConfigError("config.value", f"--engines {text[:80]}: the same address twice")
+        raise ConfigError("config.value", f"{where}: the same address twice")
     if len(addresses) > MAX_ENGINES:
-        raise ConfigError("config.value", f"--engines: {len(addresses)} engines, at most {MAX_ENGINES}")
-    return addresses
+        raise ConfigError("config.value", f"{where}: {len(addresses)} engines, at most {MAX_ENGINES}")
+    return tuple(addresses)

@@ -17,7 +17,7 @@ class FleetSettings(AccessSettings, frozen=True, kw_only=True):
         str | None,
         Option(
             FLEET,
-            "Engines of a front: static:HOST:PORT,... or dns:NAME[:PORT]; default: one engine of its own.",
+            "Engines of a front: static:HOST:PORT,... or dns:NAME[:PORT] or file:PATH; default: an own engine.",
             "LIST",
             is_rare=True,
         ),

@@ -5,13 +5,16 @@ import secrets
 import socket
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import structlog
 
 from tiercel.clock import Clock
-from tiercel.engine_address import MAX_ENGINES, EngineAddress, read_engines
+from tiercel.engine_address import MAX_ENGINES, EngineAddress, EngineSource, read_engine_list, read_engines
+from tiercel.errors import ConfigError
+from tiercel.exposure import is_loopback
 from tiercel.handshake import IDENTITY_BYTES
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.supervisor import DeathObserver
@@ -24,13 +27,16 @@ HEARTBEAT_S = 5.0
 """The time without a byte from a host, which answers two pings a second, after which its engine counts as hung."""
 
 _RESOLVE_S = 5.0  # between two look-ups of a name
+_READ_S = 1.0  # between two readings of a file
+_MAX_FILE_BYTES = 64 << 10
 
 
 class RemoteEngines:
-    """Keeps a link to each engine. A name is looked up again and again, because its addresses may change."""
+    """Keeps a link to each engine. A name is looked up and a file read again and again: the addresses may change."""
 
-    def __init__(self, addresses: tuple[EngineAddress, ...], secret: bytes, tls: ssl.SSLContext | None) -> None:
-        self._addresses = addresses
+    def __init__(self, source: EngineSource, secret: bytes, tls: ssl.SSLContext | None) -> None:
+        self._source = source
+        self._refused = ""  # of the file, so that the log has each reason once
         self._stopped = asyncio.Event()
         self._tasks: dict[EngineLink, asyncio.Task[None]] = {}
         self._log = structlog.stdlib.get_logger("server.fleet")
@@ -77,7 +83,7 @@ class RemoteEngines:
             while not self._stopped.is_set():
                 await self._update(client, clock)
                 try:
-                    await asyncio.wait_for(self._stopped.wait(), _RESOLVE_S)
+                    await asyncio.wait_for(self._stopped.wait(), _RESOLVE_S if self._source.path is None else _READ_S)
                 except TimeoutError:
                     continue
         finally:
@@ -99,7 +105,10 @@ class RemoteEngines:
     async def _update(self, client: FleetClient, clock: Clock) -> None:
         """Open a link to each new address; forget addresses that are gone and have no connection."""
         wanted: dict[tuple[str, int], str] = {}  # to the name in the certificate
-        for address in self._addresses:
+        addresses = self._source.addresses if self._source.path is None else self._read_file(self._source.path)
+        if addresses is None:
+            return  # the addresses of before stay
+        for address in addresses:
             if address.is_name:
                 found = await self._look_up(address)
                 if found is None:
@@ -117,6 +126,26 @@ class RemoteEngines:
             if where not in wanted and not link.is_connected:
                 self._tasks.pop(link).cancel()
                 client.remove(link)
+
+    def _read_file(self, path: str) -> tuple[EngineAddress, ...] | None:
+        """Return the addresses in a file, or None, with a line in the log, if they cannot be used."""
+        try:
+            with Path(path).open(encoding="utf-8") as file:
+                text = file.read(_MAX_FILE_BYTES + 1)
+            if len(text) > _MAX_FILE_BYTES:
+                raise ConfigError("config.value", f"{path}: longer than {_MAX_FILE_BYTES} bytes")
+            found = read_engine_list(text, path)
+            far = [address for address in found if not is_loopback(address.host)]
+            if far and self.tls is None:
+                raise ConfigError("config.conflict", f"{path}: {far[0]} is on another machine: give --engine-certfile")
+        except (ConfigError, OSError, UnicodeDecodeError) as error:
+            reason = error.message if isinstance(error, ConfigError) else f"{path}: {error}"
+            if reason != self._refused:
+                self._log.warning("engine_list_refused", reason=reason)
+            self._refused = reason
+            return None
+        self._refused = ""
+        return found
 
     async def _look_up(self, address: EngineAddress) -> list[tuple[str, int]] | None:
         """Return the addresses of a name in a fixed order, or None if nobody knows."""

@@ -205,7 +205,7 @@ def test_the_engines_of_the_fleet_are_those_of_the_front_and_of_the_certificate(
     services = merged("compose.fleet.yaml")["services"]
     engines = [name for name in services if name.startswith("engine-")]
     listen = read_address(services[engines[0]]["entrypoint"][-1], "--listen")
-    addresses = read_engines(services["tiercel"]["environment"]["TIERCEL_ENGINES"])
+    addresses = read_engines(services["tiercel"]["environment"]["TIERCEL_ENGINES"]).addresses
     assert [(one.host, one.port) for one in addresses] == [(name, listen.port) for name in engines]
     assert services["certificates"]["entrypoint"][2:] == engines
     assert len({_source(mount) for name in engines for mount in services[name]["volumes"]}) == 2 + len(engines)
