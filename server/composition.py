@@ -31,6 +31,7 @@ from tiercel.server.metrics.tenants import oldest_waits
 from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.tenancy.admission import Admission
 from tiercel.server.tenancy.directory import TenantDirectory, open_directory
+from tiercel.server.tenancy.limit_exchange import LimitExchange
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
 from tiercel.server.tenancy.usage import UsageBook
 from tiercel.server.text.chat_template import ChatTemplate, TemplateRendering
@@ -142,6 +143,7 @@ def _open_client(
     if settings.engines is None:
         return EngineClient(clock, metrics, usages)
     client = FleetClient(clock, metrics, random.Random(), usages)  # noqa: S311 - breaks ties
+    client.limits = LimitExchange(usages, clock)
     metrics.open_fleet(lambda: client.links)
     return client
 

@@ -26,6 +26,7 @@ OURS: dict[str, set[str]] = {
     "engine": {"tiercel", "modelfile", "device", "kvcache", "kvcache.store", "scheduler"},
     "server": {"tiercel", "fleet"},
     "fleet": {"tiercel"},
+    "cluster": {"tiercel"},
     "loadtest": {"tiercel"},
     "embedded": set(),
     "modelfile": set(),
@@ -55,6 +56,7 @@ THEIRS: dict[str, set[str]] = {
         *("prometheus_client", "anyio", "yaml"),
     },
     "fleet": {"msgspec"},
+    "cluster": {"ray", "pydantic", "httpx"},
     "loadtest": {"httpx", "httptools", "jinja2", "matplotlib", "numpy", "tokenizers", "msgspec", "yaml"},
     "embedded": set(),
     "modelfile": set(),
@@ -120,6 +122,7 @@ NEEDS_TORCH = {"cli/model_facts.py"}
 
 # Files that may catch everything: process main, engine request boundary, I/O thread body, HTTP handler.
 CATCH_ALL = {
+    "cluster/ray_app.py": 1,  # a call of an actor
     "engine/process.py": 1,
     "engine/step/runner.py": 2,  # the launch and the result of one step
     "kvcache/store/disk.py": 1,  # the body of the I/O threads

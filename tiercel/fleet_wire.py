@@ -17,7 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tiercel.errors import WireError
-from tiercel.ids import KeyHead, SeqId
+from tiercel.ids import KeyHead, SeqId, TenantId
+from tiercel.limit_use import LimitUse
 from tiercel.outcome import Finished, Gauges
 from tiercel.request import Request
 from tiercel.step_record import ANY_SEQ, EngineTrail
@@ -40,6 +41,16 @@ class Ping(Struct, frozen=True, tag="ping"):
     """Asks for a `Pong`. A host that hears nothing of a front for long ends the connection."""
 
     sent_s: float  # CLOCK_MONOTONIC of the front
+
+
+class LimitUses(Struct, frozen=True, tag="limits"):
+    """The use of limits that a front has allowed its active tenants. The host passes it on to its other fronts at once.
+
+    `front`: the identity of the front that says it; the host writes the one of the Hello.
+    """
+
+    uses: dict[TenantId, LimitUse]
+    front: bytes = b""
 
 
 # host -> front
@@ -77,8 +88,8 @@ class HostLeaving(Struct, frozen=True, tag="leaving"):
     """The host is draining: submit nothing more; what it computes goes on until its limit."""
 
 
-FrontFrame = Ping | Submit | Abort | SetTenants | SetWeights
-HostFrame = Welcome | Pong | Loading | Ready | Report | EngineNews | EngineDied | HostLeaving
+FrontFrame = Ping | Submit | Abort | SetTenants | SetWeights | LimitUses
+HostFrame = Welcome | Pong | Loading | Ready | Report | EngineNews | EngineDied | HostLeaving | LimitUses
 
 M = TypeVar("M", FrontFrame, HostFrame)
 

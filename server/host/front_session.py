@@ -16,6 +16,7 @@ from tiercel.fleet_wire import (
     Framed,
     FrameSplitter,
     FrontFrame,
+    LimitUses,
     Ping,
     Pong,
     Welcome,
@@ -74,6 +75,7 @@ class FrontSession(asyncio.Protocol):
         self._heard_s = clock.now_s()
         self._log = structlog.stdlib.get_logger("server.host")
         self._is_stranger = False
+        self._identity = b""
         self.number = 0  # of the window of ids; 0: it has not said its Hello
 
     @property
@@ -132,6 +134,7 @@ class FrontSession(asyncio.Protocol):
         if result.verdict is not HelloVerdict.ACCEPTED:
             raise WireError(f"wire.{result.verdict.name.lower()}")
         self._leave_strangers()
+        self._identity = result.front
         self.number = self._hall.next_number()
         if self.number > MAX_FRONTS:
             raise WireError("wire.too_many_fronts", limit=MAX_FRONTS)
@@ -149,6 +152,11 @@ class FrontSession(asyncio.Protocol):
             return
         if isinstance(message, SetTenants):
             self._engine.set_tenants(message.tenants)
+            return
+        if isinstance(message, LimitUses):
+            if not all(use.is_sane for use in message.uses.values()):
+                raise WireError("wire.limit_use", front=self.number)
+            self._engine.tell_others(self, LimitUses(message.uses, self._identity))
             return
         if frame.epoch != self._engine.epoch or self._engine.status.state is not EngineState.READY:
             return  # it was meant for an engine that has died; the front will hear of that, or has heard

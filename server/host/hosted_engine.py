@@ -12,7 +12,16 @@ from msgspec import Struct
 
 from tiercel.clock import Clock
 from tiercel.errors import WireError
-from tiercel.fleet_wire import EngineDied, FrameSplitter, HostLeaving, frame_body, frame_of, pack_heads, unpack_heads
+from tiercel.fleet_wire import (
+    EngineDied,
+    FrameSplitter,
+    HostLeaving,
+    LimitUses,
+    frame_body,
+    frame_of,
+    pack_heads,
+    unpack_heads,
+)
 from tiercel.ids import KeyHead, SeqId
 from tiercel.outcome import FinishReason
 from tiercel.request import Request
@@ -263,6 +272,14 @@ class HostedEngine:
     def set_weights(self, body: bytes) -> None:
         """Pass the weights of a front on, whose encoded form is `body`."""
         self._write_body(body)
+
+    def tell_others(self, front: FrontPort, uses: LimitUses) -> None:
+        """Pass what a front has allowed on to the others. Nothing is kept: fronts tell again and again."""
+        if len(self._fronts) > 1:
+            frame = frame_of(uses, self.epoch)
+            for number, other in list(self._fronts.items()):
+                if number != front.number:
+                    other.send(frame)
 
     def _receive(self, body: bytes) -> None:
         message: _FromEngine = self._decoder.decode(body)

@@ -26,6 +26,7 @@ from tiercel.settings import EngineSettings, ServerSettings
 HEARTBEAT_S = 5.0
 """The time without a byte from a host, which answers two pings a second, after which its engine counts as hung."""
 
+_EXCHANGE_S = 0.5  # between two words to the other fronts; see `server/tenancy/allowance.py`
 _RESOLVE_S = 5.0  # between two look-ups of a name
 _READ_S = 1.0  # between two readings of a file
 _MAX_FILE_BYTES = 64 << 10
@@ -79,6 +80,7 @@ class RemoteEngines:
         """Keep links to all engines until `stop`."""
         assert isinstance(client, FleetClient)
         client.deaths = observer
+        telling = asyncio.create_task(self._tell_limits(client))
         try:
             while not self._stopped.is_set():
                 await self._update(client, clock)
@@ -87,9 +89,10 @@ class RemoteEngines:
                 except TimeoutError:
                     continue
         finally:
-            for task in self._tasks.values():
+            tasks = [telling, *self._tasks.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def give_up_disk(self, client: EngineClient) -> bool:
         """Return True: a front has no SSD tier."""
@@ -101,6 +104,12 @@ class RemoteEngines:
 
     async def leave(self, patience_s: float) -> None:
         """Do nothing: the engines go on."""
+
+    async def _tell_limits(self, client: FleetClient) -> None:
+        """Tell the other fronts again and again what this front has allowed."""
+        while True:
+            client.tell_limits()
+            await asyncio.sleep(_EXCHANGE_S)
 
     async def _update(self, client: FleetClient, clock: Clock) -> None:
         """Open a link to each new address; forget addresses that are gone and have no connection."""

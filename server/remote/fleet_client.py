@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -11,8 +12,9 @@ from tiercel.block_key import PromptHeads, namespace_key, prompt_heads
 from tiercel.clock import Clock
 from tiercel.fleet.moves import Recall, SequenceMove
 from tiercel.fleet.router import PromptWork
-from tiercel.fleet_wire import unpack_heads
-from tiercel.ids import EngineId, SeqId
+from tiercel.fleet_wire import LimitUses, unpack_heads
+from tiercel.ids import EngineId, SeqId, TenantId
+from tiercel.limit_use import LimitUse
 from tiercel.outcome import Finished, FinishReason
 from tiercel.request import Request
 from tiercel.server.engine.client import EngineClient, EngineObserver, Submission
@@ -31,9 +33,17 @@ from tiercel.wire import Abort, EngineNews, Ready, Report
 HOLD_S = 30.0
 """The time for which sequences wait for an engine when there is none. Then they fail, and new ones are refused."""
 
+_RELAYS = 2  # engines over which fronts tell each other what they have allowed: one of them may just be lost
 _TOKEN_BYTES = 4  # of a token id in a report
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 _NO_ENGINE = StreamEnd("No engine can be reached. Please retry.", "engine_dead")
+
+
+class LimitKeeper(Protocol):
+    """The limits of tenants that several fronts keep together."""
+
+    def tell(self) -> dict[TenantId, LimitUse]: ...
+    def hear(self, front: bytes, uses: Mapping[TenantId, LimitUse], /) -> None: ...
 
 
 class FleetClient(EngineClient):
@@ -63,6 +73,7 @@ class FleetClient(EngineClient):
         self._holding: asyncio.TimerHandle | None = None
         self._is_refusing = False  # no engine has come back in time
         self.deaths: DeathObserver | None = None
+        self.limits: LimitKeeper | None = None
 
     @property
     def links(self) -> Sequence[EngineLink]:
@@ -218,6 +229,19 @@ class FleetClient(EngineClient):
             self._link_by_engine[engine].set_weights(weights)
         self._recall(self._moves.recall())
 
+    def tell_limits(self) -> None:
+        """Tell the other fronts what this front has allowed, over the engines that come first for all fronts."""
+        if self.limits is None:
+            return
+        told = LimitUses(self.limits.tell())
+        for link in sorted((link for link in self._links if link.is_connected), key=_identity)[:_RELAYS]:
+            link.tell_limits(told)
+
+    def hear_limits(self, uses: LimitUses) -> None:
+        """Note what another front has allowed."""
+        if self.limits is not None:
+            self.limits.hear(uses.front, uses.uses)
+
     def work_s(self, link: EngineLink) -> float:
         """Return the predicted time that an engine needs for the unfinished sequences of this front."""
         return 0.0 if link.engine is None else self._placement.work_ms(link.engine) / 1e3
@@ -332,3 +356,7 @@ class FleetClient(EngineClient):
             self._moves.end(seq)
             self.sequences.fail(seq, _NO_ENGINE)
         self.status.notify()
+
+
+def _identity(link: EngineLink) -> bytes:
+    return link.host_identity

@@ -20,6 +20,7 @@ from tiercel.fleet_wire import (
     FrontFrame,
     HostFrame,
     HostLeaving,
+    LimitUses,
     Ping,
     Pong,
     Welcome,
@@ -63,6 +64,7 @@ class LinkOwner(Protocol):
     def take_report(self, link: "EngineLink", report: Report) -> None: ...
     def take_news(self, link: "EngineLink", news: EngineNews) -> None: ...
     def work_s(self, link: "EngineLink") -> float: ...
+    def hear_limits(self, uses: LimitUses) -> None: ...
 
 
 class WireIdentity(Protocol):
@@ -108,6 +110,7 @@ class EngineLink:
         self.sent_bytes = 0
         self.key_bytes = 0  # of what was received, keys that the engine stored or dropped
         self.round_trip_s = 0.0  # the shortest of this connection
+        self.host_identity = b""  # of the process of the host, the same for all fronts
 
     @property
     def takes_work(self) -> bool:
@@ -176,6 +179,11 @@ class EngineLink:
         if self._session is not None:
             self._session.send(SetWeights(weights))
 
+    def tell_limits(self, uses: LimitUses) -> None:
+        """Tell the other fronts of the host what this front has allowed."""
+        if self._session is not None:
+            self._session.send(uses)
+
     def refuse(self, problem: str) -> None:
         """Use the engine for nothing, because it differs from the others."""
         self.state, self.problem = LinkState.REFUSED, problem
@@ -191,13 +199,17 @@ class EngineLink:
         """Note that the host is connected."""
         self._session = session
         self.state, self.stage, self.problem = LinkState.LOADING, "starting", ""
-        self.round_trip_s = session.round_trip_s
+        self.round_trip_s, self.host_identity = session.round_trip_s, session.host_identity
         self._log.info("engine_connected", engine=self.address)
         self._owner.on_engine_changed(self)
 
-    def take(self, session: "_Session", message: Loading | Ready | Report | EngineNews | HostLeaving | Death) -> None:
-        """Act on a message of the host that concerns the present engine."""
+    def take(
+        self, session: "_Session", message: Loading | Ready | Report | EngineNews | HostLeaving | LimitUses | Death
+    ) -> None:
+        """Act on a message of the host: those of an engine are of the present one."""
         match message:
+            case LimitUses():
+                self._owner.hear_limits(message)
             case Report():
                 self._owner.take_report(self, message)
             case EngineNews():
@@ -277,6 +289,7 @@ class _Session(asyncio.Protocol):
         self._early: list[Framed] = []  # frames before the clocks are known
         self._died_epoch = 0
         self.round_trip_s = float("inf")
+        self.host_identity = b""
         self.epoch = 0  # of the engine that serves
         self.heard_s = clock.now_s()
         self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -352,7 +365,7 @@ class _Session(asyncio.Protocol):
         message = self._decoder.decode(frame.body)
         match message:
             case Welcome():
-                self._base = message.base
+                self._base, self.host_identity = message.base, message.identity
                 self.send(Ping(self._clock.now_s()))
             case Pong():
                 self._take_pong(message)

@@ -16,6 +16,7 @@ from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
 from tiercel.server.http.failure import SHUTTING_DOWN
+from tiercel.server.tenancy.allowance import EXCHANGE_S, Allowance
 from tiercel.server.tenancy.forecast import HALF_LIFE_S, IDLE_HALF_LIFE_S
 from tiercel.server.tenancy.overload import OverloadControl, OverloadLevel
 from tiercel.server.tenancy.rate_bucket import RateBucket, show_wait
@@ -28,6 +29,7 @@ _UNKNOWN_RETRY_S = 2
 _MIN_MARGIN = 0.1  # smallest share of a goal kept as a margin: the network time to the client is not measured
 _MAX_MARGIN = 1 / 3  # largest share of a goal kept as a margin for errors of the forecast
 _CALM_PRESSURE = 0.5  # below it the server takes work that can wait
+_FOR_OTHERS = "; the rest is kept for the other fronts for a moment"
 _PRESSURE_S = 10.0  # wait in the queue that counts as overload if no tenant has a goal
 
 
@@ -166,6 +168,7 @@ class Admission:
         if self._is_closed:
             self._counter.on_rejected(SHUTTING_DOWN)
             raise shutting_down()
+        self._usages.on_asked(usage)
         sequences, limits = choices * prompts, usage.tenant.limits
         places = self._max_queued
         if limits.queue_share is not None:
@@ -173,13 +176,17 @@ class Admission:
         max_sequences = places if limits.max_concurrency is None else min(places, limits.max_concurrency)
         if sequences > max_sequences:
             raise _never_fits(choices, prompts, max_sequences, is_own=max_sequences < self._max_queued)
-        if limits.max_concurrency is not None and usage.open + sequences > limits.max_concurrency:
-            raise self._throttled(
-                usage,
-                "concurrency",
-                f"concurrent requests: Limit {limits.max_concurrency}, Used {usage.open}, Requested {sequences}",
-                self._retry_after_s(usage.open + sequences - limits.max_concurrency),
-            )
+        if limits.max_concurrency is not None:
+            used = usage.open + usage.open_elsewhere
+            excess, is_allowed = used + sequences - limits.max_concurrency, usage.sequence_allowance.has(sequences)
+            if excess > 0 or not is_allowed:
+                raise self._throttled(
+                    usage,
+                    "concurrency",
+                    f"concurrent requests: Limit {limits.max_concurrency}, Used {used}, Requested {sequences}"
+                    f"{_FOR_OTHERS if excess <= 0 else ''}",
+                    self._retry_after_s(excess) if excess > 0 else EXCHANGE_S,
+                )
         if limits.queue_share is not None and usage.queued + sequences > places:
             raise self._throttled(
                 usage,
@@ -192,10 +199,9 @@ class Admission:
             self._counter.on_rejected("queue_full")
             raise overloaded(self._retry_after_s(queued + sequences - self._max_queued))
         bucket, now_s = usage.requests, self._clock.now_s()
-        if bucket is not None and not bucket.take(1, now_s):
-            raise self._throttled(
-                usage, "requests", f"requests per min (RPM): {_used(bucket, 1, now_s)}", bucket.wait_s(1, now_s)
-            )
+        if bucket is not None and (problem := _take(bucket, usage.request_allowance, 1, now_s)) is not None:
+            raise self._throttled(usage, "requests", f"requests per min (RPM): {problem.text}", problem.wait_s)
+        usage.sequence_allowance.note(sequences)
 
     def _throttled(self, usage: TenantUsage, reason: str, limit: str, retry_s: float) -> AdmissionError:
         return throttled(self._counter, usage, reason, limit, retry_s)
@@ -306,14 +312,9 @@ class Entry:
             )
         reserved = min(max_tokens, int(bucket.per_minute - prompts) // max(sequences, 1))
         charge = prompts + reserved * sequences
-        if not bucket.take(charge, now_s):
-            raise throttled(
-                self._counter,
-                self._usage,
-                "tokens",
-                f"tokens per min (TPM): {_used(bucket, charge, now_s)}",
-                bucket.wait_s(charge, now_s),
-            )
+        if (problem := _take(bucket, self._usage.token_allowance, charge, now_s)) is not None:
+            text = f"tokens per min (TPM): {problem.text}"
+            raise throttled(self._counter, self._usage, "tokens", text, problem.wait_s)
         self._charged = charge
         return reserved
 
@@ -323,9 +324,23 @@ def _figures(bucket: RateBucket, now_s: float) -> list[tuple[str, str]]:
     return [("limit", f"{bucket.per_minute:.0f}"), ("remaining", f"{left}"), ("reset", show_wait(bucket.full_s(now_s)))]
 
 
-def _used(bucket: RateBucket, asked: int, now_s: float) -> str:
+@dataclass(frozen=True, slots=True)
+class _Shortage:
+    """The reason why an amount cannot be taken, and the seconds until it may be."""
+
+    text: str
+    wait_s: float
+
+
+def _take(bucket: RateBucket, allowance: Allowance, amount: int, now_s: float) -> _Shortage | None:
+    """Take an amount from a bucket and from this front's part of it, or nothing, and return why."""
+    is_allowed = allowance.has(amount)
+    if is_allowed and bucket.take(amount, now_s):
+        allowance.note(amount)
+        return None
     used = math.ceil(bucket.per_minute - bucket.left(now_s) - 1e-6)
-    return f"Limit {bucket.per_minute:.0f}, Used {used}, Requested {asked}"
+    text = f"Limit {bucket.per_minute:.0f}, Used {used}, Requested {amount}{'' if is_allowed else _FOR_OTHERS}"
+    return _Shortage(text, max(bucket.wait_s(amount, now_s), 0.0 if is_allowed else EXCHANGE_S))
 
 
 def _bounded(retry_s: float) -> float:

@@ -12,16 +12,22 @@ class RateBucket:
     The bucket has no clock: every method takes `now_s`.
     """
 
-    __slots__ = ("_empty_s", "_per_minute")
+    __slots__ = ("_empty_s", "_per_minute", "_taken")
 
     def __init__(self, per_minute: float) -> None:
         self._per_minute = per_minute
+        self._taken = 0.0
         self._empty_s = -math.inf  # the time at which the bucket was or will be empty, with steady filling
 
     @property
     def per_minute(self) -> float:
         """The limit per minute, and the capacity."""
         return self._per_minute
+
+    @property
+    def taken(self) -> float:
+        """The sum of what was taken and returned here; `drain` is not counted."""
+        return self._taken
 
     def left(self, now_s: float) -> float:
         """Return the amount that can be taken now; negative if the bucket is overdrawn."""
@@ -49,6 +55,11 @@ class RateBucket:
 
         The bucket never exceeds its capacity, and is never overdrawn by more than one minute's amount.
         """
+        self._taken += amount
+        self.drain(amount, now_s)
+
+    def drain(self, amount: float, now_s: float) -> None:
+        """Lower the level by what was taken elsewhere, as `settle` does."""
         start_s = max(self._empty_s, now_s - _MINUTE_S)
         empty_s = start_s + amount * _MINUTE_S / self._per_minute
         self._empty_s = min(max(empty_s, now_s - _MINUTE_S), now_s + _MINUTE_S)

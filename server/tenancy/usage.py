@@ -1,8 +1,11 @@
 """The queue, running sequences and limits of each tenant, and the forecast waiting time of a request."""
 
+from collections.abc import Callable
+
 from tiercel.clock import Clock
 from tiercel.ids import TenantId
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStage
+from tiercel.server.tenancy.allowance import Allowance
 from tiercel.server.tenancy.forecast import DrainRate, ForecastError, PromptThroughput
 from tiercel.server.tenancy.rate_bucket import RateBucket
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
@@ -12,16 +15,21 @@ _SMOOTHING = 0.1
 
 
 class TenantUsage:
-    """The usage of one tenant. Changed by `UsageBook` and, at the gates, by `Admission`."""
+    """The usage of one tenant. Changed by `UsageBook`, at the gates by `Admission`, and by `LimitExchange`."""
 
     __slots__ = (
+        "asked",
         "backlog_by_band",
         "drain_rate",
         "forecast_error",
+        "open_elsewhere",
+        "request_allowance",
         "requests",
         "reserved",
         "running",
+        "sequence_allowance",
         "tenant",
+        "token_allowance",
         "tokens",
         "uncached_share",
         "waiting",
@@ -39,6 +47,17 @@ class TenantUsage:
         limits = tenant.limits
         self.requests = None if limits.requests_per_minute is None else RateBucket(limits.requests_per_minute)
         self.tokens = None if limits.tokens_per_minute is None else RateBucket(limits.tokens_per_minute)
+        self.asked = 0.0  # recent requests, also refused ones; counted if there are other fronts
+        self.open_elsewhere = 0  # sequences at other fronts that have not ended
+        self.sequence_allowance = Allowance()
+        self.request_allowance = Allowance()
+        self.token_allowance = Allowance()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the tenant has a limit that the fronts of a fleet keep together."""
+        limits = self.tenant.limits
+        return (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrency) != (None, None, None)
 
     @property
     def queued(self) -> int:
@@ -79,6 +98,8 @@ class UsageBook:
         self._num_waiting = 0  # sequences of all tenants without a first token
         self._start_rate = DrainRate()  # counts sequences in place of tokens
         self.throughput = PromptThroughput()
+        self.on_asked: Callable[[TenantUsage], None] = lambda usage: None
+        """Called for every request that reaches the first gate."""
 
     def __len__(self) -> int:
         return len(self._usage_by_name)
@@ -125,6 +146,12 @@ class UsageBook:
             newest = tenant if self._table is None else self._table.by_name.get(tenant.name, tenant)
             usage = self._usage_by_name[tenant.name] = TenantUsage(newest)
         return usage
+
+    def limited(self, name: TenantId) -> TenantUsage | None:
+        """Return the usage of a tenant of the table that has limits which fronts keep together, else None."""
+        tenant = None if self._table is None else self._table.by_name.get(name)
+        usage = None if tenant is None else self.of(tenant)
+        return usage if usage is not None and usage.is_limited else None
 
     def close(self, usage: TenantUsage) -> None:
         """Remove the usage of a removed tenant without open sequences. Call after a reservation was returned."""

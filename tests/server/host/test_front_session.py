@@ -14,9 +14,10 @@ import pytest
 from tests.seeds import fresh_seeds
 from tests.server.fake_engine import Script
 from tests.server.fleet_parts import SECRET, FakeHost, until
-from tiercel.fleet_wire import BodyDecoder, Framed, FrameSplitter, HostFrame, Ping, Pong, Welcome, frame_of
+from tiercel.fleet_wire import BodyDecoder, Framed, FrameSplitter, HostFrame, LimitUses, Ping, Pong, Welcome, frame_of
 from tiercel.handshake import CHALLENGE_BYTES, VERDICT_BYTES, FrontHandshake
-from tiercel.ids import SeqId
+from tiercel.ids import SeqId, TenantId
+from tiercel.limit_use import LimitUse
 from tiercel.outcome import Gauges
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.server.host.front_session import MAX_STRANGERS
@@ -69,7 +70,7 @@ class RawFront:
         self.epoch = frame.epoch
         return self._decoder.decode(frame.body)
 
-    def send(self, message: Ping | Submit | Abort) -> None:
+    def send(self, message: Ping | Submit | Abort | LimitUses) -> None:
         self.writer.write(frame_of(message, self.epoch))
 
     def submit(self, number: int, *prompt: int, max_tokens: int = 8) -> None:
@@ -365,3 +366,42 @@ def test_reports_of_several_fronts_are_split() -> None:
     assert list(memoryview(parts[2].tokens).cast("I")) == [20]
     assert parts[3] == Report(gauges=Gauges(num_running=3))
     assert split_report(Report(seqs=report.seqs, tokens=report.tokens), [3]) == {}
+
+
+def test_a_front_hears_what_the_others_have_allowed_and_never_its_own() -> None:
+    async def run() -> None:
+        async with served() as (host, honest):
+            other = await RawFront.join(host)
+            other.send(LimitUses({TenantId("acme"): LimitUse(requests=3, num_open=2)}, front=b"somebody else"))
+            other.send(Ping(0.0))
+            while not isinstance(await other.next(), Pong):
+                pass
+            async with asyncio.timeout(20):
+                while not isinstance(heard := await honest.next(), LimitUses):
+                    pass
+            assert heard == LimitUses({TenantId("acme"): LimitUse(requests=3, num_open=2)}, front=b"front-identity-2")
+            other.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        LimitUse(requests=float("nan")),
+        LimitUse(tokens=float("inf")),
+        LimitUse(asked=-1),
+        LimitUse(num_open=-1),
+        LimitUse(num_reserved=1 << 60),
+        LimitUse(requests_left=float("-inf")),
+        LimitUse(tokens_left=1e300),
+    ],
+)
+def test_a_front_that_tells_nonsense_of_its_limits_is_disconnected(use: LimitUse) -> None:
+    async def run() -> None:
+        async with served() as (host, _):
+            hostile = await RawFront.join(host)
+            hostile.send(LimitUses({TenantId("acme"): use}))
+            await hostile.assert_ended()
+
+    asyncio.run(run())

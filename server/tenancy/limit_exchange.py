@@ -1,0 +1,129 @@
+"""The limits of tenants that several fronts of a fleet keep together.
+
+Each front has the whole limit, and takes off what the others tell that they have allowed. Between two exchanges it
+allows its share of what was left. The error is bounded by what one exchange takes: see docs/scale.md.
+"""
+
+import math
+from collections.abc import Mapping
+
+from tiercel.clock import Clock
+from tiercel.fleet.peer_uses import PeerUses
+from tiercel.ids import TenantId
+from tiercel.limit_use import LimitUse
+from tiercel.server.tenancy.allowance import EXCHANGE_S
+from tiercel.server.tenancy.rate_bucket import RateBucket
+from tiercel.server.tenancy.usage import TenantUsage, UsageBook
+
+_KEPT = 0.5 ** (EXCHANGE_S / 5.0)  # of the recent requests, at each exchange: half of them in five seconds
+_QUIET = 0.01  # recent requests below which a tenant counts as quiet
+
+
+class LimitExchange:
+    """Tells the other fronts what this front has allowed, and takes off what they have allowed."""
+
+    def __init__(self, usages: UsageBook, clock: Clock) -> None:
+        self._usages = usages
+        self._clock = clock
+        self._peers = PeerUses()
+        self._active: dict[TenantId, TenantUsage] = {}  # those with limits that were asked for something lately
+        self._elsewhere: dict[TenantId, TenantUsage] = {}  # those with sequences at other fronts
+        usages.on_asked = self._note_asked
+
+    @property
+    def num_peers(self) -> int:
+        """Number of other fronts that were heard lately."""
+        return self._peers.num_present
+
+    def tell(self) -> dict[TenantId, LimitUse]:
+        """Return what this front has allowed its active tenants, and renew their allowances. Call every `EXCHANGE_S`.
+
+        Cost: O(active tenants).
+        """
+        now_s = self._clock.now_s()
+        self._peers.expire(now_s)
+        self._count_elsewhere(self._elsewhere)
+        told: dict[TenantId, LimitUse] = {}
+        for name, usage in list(self._active.items()):
+            usage.asked *= _KEPT
+            self._renew(usage)
+            told[name] = _use(usage, now_s)
+            if usage.asked < _QUIET and not usage.open and _is_full(usage, now_s):
+                del self._active[name]  # the message without it says that nothing is open
+        return told
+
+    def hear(self, front: bytes, uses: Mapping[TenantId, LimitUse]) -> None:
+        """Take off what another front has allowed. Messages may come twice, late, or not at all."""
+        now_s = self._clock.now_s()
+        for name, charge in self._peers.take(front, uses, now_s).items():
+            usage = self._usages.limited(name)
+            if usage is not None:
+                _drain(usage.requests, charge.requests, charge.requests_left, now_s)
+                _drain(usage.tokens, charge.tokens, charge.tokens_left, now_s)
+                self._note(usage)
+        self._count_elsewhere({*self._elsewhere, *uses})
+
+    def _note_asked(self, usage: TenantUsage) -> None:
+        if usage.is_limited:
+            self._note(usage)
+            usage.asked += 1
+
+    def _note(self, usage: TenantUsage) -> None:
+        if usage.tenant.name not in self._active:
+            self._active[usage.tenant.name] = usage
+            self._renew(usage)
+
+    def _count_elsewhere(self, names: "Mapping[TenantId, TenantUsage] | set[TenantId]") -> None:
+        for name in list(names):
+            count, usage = self._peers.num_open(name), self._usages.limited(name)
+            if usage is not None:
+                usage.open_elsewhere = count
+            if count and usage is not None:
+                self._elsewhere[name] = usage
+            else:
+                self._elsewhere.pop(name, None)
+
+    def _renew(self, usage: TenantUsage) -> None:
+        """Give this front its share of what is left of each limit."""
+        if not self._peers.num_present:
+            for allowance in (usage.sequence_allowance, usage.request_allowance, usage.token_allowance):
+                allowance.renew()
+            return
+        share, now_s = self._peers.share(usage.tenant.name, usage.asked), self._clock.now_s()
+        most = usage.tenant.limits.max_concurrency
+        free = math.inf
+        if most is not None:  # what the others may add before they tell again counts as added
+            free = most - usage.open - usage.open_elsewhere - self._peers.num_reserved(usage.tenant.name)
+        usage.sequence_allowance.renew(share * free)
+        for bucket, allowance in (
+            (usage.requests, usage.request_allowance),
+            (usage.tokens, usage.token_allowance),
+        ):
+            allowance.renew(math.inf if bucket is None else share * bucket.left(now_s))
+
+
+def _use(usage: TenantUsage, now_s: float) -> LimitUse:
+    requests, tokens = usage.requests, usage.tokens
+    return LimitUse(
+        requests=0.0 if requests is None else requests.taken,
+        tokens=0.0 if tokens is None else tokens.taken,
+        num_open=usage.open,
+        num_reserved=usage.sequence_allowance.num_left,
+        asked=usage.asked,
+        requests_left=None if requests is None else requests.left(now_s),
+        tokens_left=None if tokens is None else tokens.left(now_s),
+    )
+
+
+def _is_full(usage: TenantUsage, now_s: float) -> bool:
+    return all(bucket is None or bucket.full_s(now_s) <= 0 for bucket in (usage.requests, usage.tokens))
+
+
+def _drain(bucket: RateBucket | None, amount: float, left: float | None, now_s: float) -> None:
+    """Lower a bucket by an amount, and to the level that another front knows, if there is one."""
+    if bucket is None:
+        return
+    if left is not None:
+        amount += max(0.0, bucket.left(now_s) - amount - left)
+    if amount:
+        bucket.drain(amount, now_s)
