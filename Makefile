@@ -1,6 +1,6 @@
 # `make serve` serves the embedded model from a fresh clone, `make test` runs lint, types and tests. CI runs `make test`,
-# `make test-slow`, `make faults-quick`, `make soak`, `make test-clients` for two clients, `make test-ui` and
-# `make test-deploy`. `make help` lists the targets. Variables:
+# `make test-slow`, `make faults-quick`, `make soak`, `make test-clients` for two clients, `make test-cluster`,
+# `make test-ui` and `make test-deploy`. `make help` lists the targets. Variables:
 #
 #   TORCH      requirement of torch                             make setup TORCH='torch==2.13.0'
 #   PIP_ARGS   arguments of every `pip install`                 make setup PIP_ARGS='--extra-index-url URL'
@@ -36,6 +36,7 @@ PINS := $(VENV)/constraints.txt
 READY := $(VENV)/.setup
 TEST_READY := $(VENV)/.setup-test
 BROWSER_READY := $(VENV)/.setup-browser
+CLUSTER_READY := $(VENV)/.setup-cluster
 FAST_TESTS := $(wildcard tests/tiercel tests/cli tests/kvcache tests/scheduler tests/docker tests/test_*.py)
 
 # Installs Chromium if it is missing and the user is root. Otherwise prints that nothing is tested in a browser.
@@ -49,7 +50,7 @@ CHROMIUM := for name in chromium chromium-browser google-chrome; do command -v $
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-long faults faults-quick test-fast test-report test-clients test-ui test-deploy soak lint format pytest constraints lock clean
+.PHONY: help setup serve test test-slow test-long faults faults-quick test-fast test-report test-clients test-cluster test-ui test-deploy soak lint format pytest constraints lock clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -101,6 +102,9 @@ test-clients: $(TEST_READY)  ## client libraries of OpenAI, LangChain, ... again
 	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs --timeout 1200 \
 	  $(or $(patsubst %,tests/clients/test_%.py,$(CLIENTS)),tests/clients)
 
+test-cluster: $(CLUSTER_READY)  ## engines on a real Ray of this machine: growth, a killed actor, shrinking; two minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m ray tests/cluster
+
 test-report: $(BROWSER_READY)  ## the load-test report in headless Chromium; installs Chromium if run as root
 	@$(CHROMIUM)
 	BROWSER='$(BROWSER)' $(BIN)/python -m pytest -q -rs tests/browser/test_report_page.py
@@ -116,7 +120,7 @@ test-deploy: $(TEST_READY)  ## image and compose file on a separate Docker engin
 soak: $(READY)  ## a daemon under load, kills and a full disk: 100 seconds, or MINUTES=30; fails if a limit is broken
 	$(BIN)/python -m benchmarks.soak $(if $(MINUTES),--minutes $(MINUTES)) $(SOAK)
 
-constraints: $(BROWSER_READY)  ## write constraints.txt from the packages in .venv; run `make clean test` first
+constraints: $(BROWSER_READY) $(CLUSTER_READY)  ## write constraints.txt from the packages in .venv; run `make clean test` first
 	{ echo '# Versions that CI tested. Written by `make constraints`.'; \
 	  $(PIP) freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | grep -v '[@#]' | LC_ALL=C sort -f; } > constraints.new
 	mv constraints.new constraints.txt
@@ -166,6 +170,11 @@ $(READY): pyproject.toml constraints.txt requirements.lock setup.py $(wildcard e
 $(TEST_READY): $(READY)
 	@echo "installing the dependencies of the tests"
 	@$(PIP) install $(PIP_ARGS) -c $(PINS) -e ".[fast,test]"
+	@touch $@
+
+$(CLUSTER_READY): $(TEST_READY)
+	@echo "installing Ray"
+	@$(PIP) install $(PIP_ARGS) -c $(PINS) -e ".[ray]"
 	@touch $@
 
 $(BROWSER_READY): $(TEST_READY)

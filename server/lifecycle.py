@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from typing import TextIO
+from typing import TextIO, cast
 
 import structlog
 
@@ -21,7 +21,7 @@ from tiercel.server.engine.status import EngineState
 from tiercel.server.engine.supervisor import Supervision
 from tiercel.server.http.admin_listener import AdminListener
 from tiercel.server.http.listen import url_of
-from tiercel.server.http.reaper import Reaper
+from tiercel.server.http.reaper import Reaper, UvicornConnection
 from tiercel.server.http.uvicorn_server import QuietServer, uvicorn_config
 from tiercel.server.leaving import EXIT_CONFIG, EXIT_ENGINE, EXIT_OK, Departure
 from tiercel.settings import ServerSettings, Settings
@@ -93,7 +93,7 @@ class Daemon:
                 self._handover.listen(self._settings.server)
             limits = self._settings.server
             reaper = Reaper(self._context.clock, 2 * max(limits.timeout_headers_s, limits.timeout_keep_alive_s))
-            reaping = asyncio.create_task(reaper.run(server.server_state.connections))
+            reaping = asyncio.create_task(reaper.run(cast("set[UvicornConnection]", server.server_state.connections)))
             trimming = asyncio.create_task(MemoryTrimmer().run())
             watching = self._start_watching()
             code = await self._serve_until_end(url, serving)

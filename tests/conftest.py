@@ -54,13 +54,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: tens of seconds; runs only when asked for with -m slow, as in CI")
     config.addinivalue_line("markers", "long: minutes of simulation; runs only when asked for with -m long")
+    config.addinivalue_line(
+        "markers", "ray: needs Ray, which `make test-cluster` installs; runs only when asked for with -m ray"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow and the long ones out unless the command line speaks of them; both together are long ones."""
+    """Leave out the slow, the long and those of Ray unless the command line names them; slow and long: long ones."""
 
     def is_unasked(item: pytest.Item) -> bool:
-        kind = next((name for name in ("long", "slow") if item.get_closest_marker(name)), None)
+        kind = next((name for name in ("ray", "long", "slow") if item.get_closest_marker(name)), None)
         return kind is not None and kind not in (config.option.markexpr or "")
 
     left_out = [item for item in items if is_unasked(item)]

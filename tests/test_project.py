@@ -112,6 +112,7 @@ def test_ci_accepts_no_missing_program() -> None:
         "make faults-quick",
         "make soak",
         "make test-clients CLIENTS='openai langchain' TOOLS=required",
+        "make test-cluster",
         "make test-ui BROWSER=required",
         "make test-deploy ENGINE=required",
     ]

@@ -1,0 +1,80 @@
+"""A program that a Ray actor runs beside itself and that ends with it, whatever ends the actor."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from tiercel.errors import TiercelError
+
+# The kernel ends the program when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2), kept by execve).
+_BOUND = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent has died")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class BoundChild:
+    """A child process, and the thread that started it, passes its output on and waits for its end."""
+
+    def __init__(self, command: Sequence[str], announcement: str) -> None:
+        """Start a program. `announcement`: a pattern of the line that says that it serves, with one group."""
+        self._command = [sys.executable, "-c", _BOUND, str(os.getpid()), *command]
+        self._pattern = re.compile(announcement)
+        self._changed = threading.Condition()
+        self._announced: str | None = None
+        self._has_ended = False
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._run, name="child", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None before the start."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the program runs."""
+        return not self._has_ended
+
+    def wait_announced(self, patience_s: float) -> str:
+        """Return the group of the announcement. Errors: TiercelError if the program ends first, or time is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._announced is not None or self._has_ended, patience_s)
+            if self._announced is None:
+                reason = "ended" if self._has_ended else f"does not serve after {patience_s:g} s"
+                raise TiercelError("cluster.child", f"{self._command[5]} {reason}: see the log of this actor")
+            return self._announced
+
+    def stop(self, patience_s: float) -> None:
+        """Ask the program to drain and wait for its end; kill it if that takes longer than `patience_s`."""
+        if self._process is not None and self.is_alive:
+            self._process.send_signal(signal.SIGTERM)
+        self._thread.join(patience_s)
+        if self._process is not None and self.is_alive:
+            self._process.kill()
+            self._thread.join()
+
+    def _run(self) -> None:
+        """Live as long as the program."""
+        try:
+            with subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own program
+                self._process = process
+                assert process.stdout is not None
+                for line in process.stdout:
+                    sys.stdout.write(line)
+                    if found := self._pattern.search(line):
+                        with self._changed:
+                            self._announced = found[1]
+                            self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()

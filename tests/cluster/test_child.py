@@ -1,0 +1,77 @@
+"""The program beside an actor: it is announced, drained, killed when it does not end, and never outlives its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tiercel.cluster.child import BoundChild
+from tiercel.errors import TiercelError
+
+SERVES = "import signal, sys, time; print('serves at port 7', flush=True); {} \ntime.sleep(60)"
+PATTERN = r"serves at (port \d)"
+
+
+def child(action: str = "") -> BoundChild:
+    return BoundChild([sys.executable, "-c", SERVES.format(action)], PATTERN)
+
+
+def wait_gone(pid: int) -> None:
+    end_s = time.monotonic() + 20
+    while os.path.exists(f"/proc/{pid}"):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_child_is_announced_and_ends_when_it_is_asked_to() -> None:
+    found = child()
+    assert found.wait_announced(20) == "port 7"
+    assert found.is_alive
+    found.stop(20)
+    assert not found.is_alive
+    found.stop(20)  # once more does no harm
+
+
+def test_a_child_that_ignores_the_signal_is_killed() -> None:
+    found = child("signal.signal(signal.SIGTERM, signal.SIG_IGN); print('serves at port 8', flush=True)")
+    found.wait_announced(20)
+    time.sleep(0.2)  # it ignores the signal now
+    pid = found.pid
+    assert pid is not None
+    found.stop(0.3)
+    assert not found.is_alive
+    wait_gone(pid)
+
+
+def test_a_child_that_ends_or_says_nothing_is_an_error_that_names_it() -> None:
+    with pytest.raises(TiercelError, match="ended"):
+        BoundChild([sys.executable, "-c", "raise SystemExit(2)"], PATTERN).wait_announced(20)
+    silent = BoundChild([sys.executable, "-c", "import time; time.sleep(60)"], PATTERN)
+    with pytest.raises(TiercelError, match=r"does not serve after 0\.2 s"):
+        silent.wait_announced(0.2)
+    silent.stop(0)
+    assert not silent.is_alive
+
+
+PARENT = """
+import sys, time
+from tiercel.cluster.child import BoundChild
+loop = "import time; print('serves', flush=True); time.sleep(60)"
+one = BoundChild([sys.executable, "-c", loop], "(serves)")
+one.wait_announced(20)
+print(one.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = next(int(line) for line in parent.stdout if line.strip().isdigit())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    wait_gone(pid)
