@@ -241,3 +241,25 @@ def test_a_drained_front_ends_its_streams_and_leaves_the_engines(tmp_path: Path)
             assert host.process.poll() is None
             again = asyncio.run(stream_all(second.url, BODIES[:4], undisturbed, "after"))
             assert [answer.said for answer in again] == [answer.said for answer in expected]
+
+
+@pytest.mark.slow
+def test_two_fronts_keep_the_limits_of_a_tenant_together(tmp_path: Path) -> None:
+    secret, key, tenants = make_secret(tmp_path), "acme-key-0123456789", tmp_path / "tenants.yaml"
+    tenants.write_text(f"tenants:\n  - {{name: acme, key: {key}, requests_per_minute: 20}}\n", encoding="utf-8")
+    tenants.chmod(0o600)
+    with engine_host(tmp_path, secret, *EXACT) as host:
+        flags = ("--engines", f"static:{host.wait_ready()}", "--engine-secret-file", str(secret))
+        flags = (*flags, "--tenants-config", str(tenants))
+        with daemon(tmp_path, *flags) as first, daemon(tmp_path, *flags) as second:
+            time.sleep(1)  # they have heard of each other
+            statuses: list[int] = []
+            for _ in range(60):
+                for front in (first, second):
+                    body = {"prompt": "a", "max_tokens": 1}
+                    head = {"authorization": f"Bearer {key}"}
+                    statuses.append(front.http.post("/v1/completions", json=body, headers=head).status_code)
+                time.sleep(0.05)
+            assert set(statuses) == {200, 429}
+            # Each alone would allow 20, and what flows in: one request in three seconds.
+            assert 18 <= statuses.count(200) <= 28
