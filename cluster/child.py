@@ -1,5 +1,6 @@
 """A program that a Ray actor runs beside itself and that ends with it, whatever ends the actor."""
 
+import contextlib
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import IO
 
 from tiercel.errors import TiercelError
 
@@ -21,7 +23,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class BoundChild:
-    """A child process, and the thread that started it, passes its output on and waits for its end."""
+    """A child process. One thread starts it and waits for its end, another one passes its output on."""
 
     def __init__(self, command: Sequence[str], announcement: str) -> None:
         """Start a program. `announcement`: a pattern of the line that says that it serves, with one group."""
@@ -30,14 +32,21 @@ class BoundChild:
         self._changed = threading.Condition()
         self._announced: str | None = None
         self._has_ended = False
-        self._process: subprocess.Popen[str] | None = None
+        self._started = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="child", daemon=True)
         self._thread.start()
 
     @property
     def pid(self) -> int | None:
-        """The process id; None before the start."""
+        """The process id; None if it could not be started."""
+        self._started.wait()
         return None if self._process is None else self._process.pid
+
+    @property
+    def announced(self) -> str | None:
+        """The group of the announcement; None before it."""
+        return self._announced
 
     @property
     def is_alive(self) -> bool:
@@ -55,6 +64,7 @@ class BoundChild:
 
     def stop(self, patience_s: float) -> None:
         """Ask the program to drain and wait for its end; kill it if that takes longer than `patience_s`."""
+        self._started.wait()
         if self._process is not None and self.is_alive:
             self._process.send_signal(signal.SIGTERM)
         self._thread.join(patience_s)
@@ -63,18 +73,26 @@ class BoundChild:
             self._thread.join()
 
     def _run(self) -> None:
-        """Live as long as the program."""
+        """Run the program until it ends. A descendant that still holds its output does not count."""
         try:
-            with subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own program
-                self._process = process
-                assert process.stdout is not None
-                for line in process.stdout:
-                    sys.stdout.write(line)
-                    if found := self._pattern.search(line):
-                        with self._changed:
-                            self._announced = found[1]
-                            self._changed.notify_all()
+            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE)  # noqa: S603 - our own program
+            self._started.set()
+            threading.Thread(target=self._pass_on, args=(self._process.stdout,), name="output", daemon=True).start()
+            self._process.wait()
         finally:
+            self._started.set()
             with self._changed:
                 self._has_ended = True
                 self._changed.notify_all()
+
+    def _pass_on(self, output: IO[bytes]) -> None:
+        """Write the output to the log of the actor, and look for the announcement."""
+        with output:
+            for raw in output:
+                line = raw.decode(errors="replace")
+                if self._announced is None and (found := self._pattern.search(line)):
+                    with self._changed:
+                        self._announced = found[1]
+                        self._changed.notify_all()
+                with contextlib.suppress(OSError, ValueError):  # the program goes on without its log
+                    sys.stdout.write(line)

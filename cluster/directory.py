@@ -13,11 +13,11 @@ class EngineDirectory:
         self._work: dict[str, tuple[float, float]] = {}  # front -> when it reported, and seconds of work
 
     def announce(self, address: str, now_s: float) -> None:
-        """Note that an engine serves at this address. Engines say so again and again."""
+        """Note that an engine serves at this address. Engines repeat this every second."""
         self._engines[address] = now_s
 
     def withdraw(self, address: str) -> None:
-        """Forget an engine that drains or has ended; an unknown one is none of ours."""
+        """Forget an engine that drains or has ended. An unknown address is ignored."""
         self._engines.pop(address, None)
 
     def report(self, front: str, work_s: float, now_s: float) -> None:
@@ -29,7 +29,7 @@ class EngineDirectory:
         self._engines = {where: at_s for where, at_s in self._engines.items() if now_s - at_s <= self._lease_s}
         return tuple(sorted(self._engines))
 
-    def work_s(self, now_s: float) -> float:
-        """Return the seconds of one engine that all fronts expect."""
+    def work_s(self, now_s: float) -> float | None:
+        """Return the seconds of one engine that all fronts expect; None if no front has reported lately."""
         self._work = {front: one for front, one in self._work.items() if now_s - one[0] <= self._lease_s}
-        return sum(work_s for _, work_s in self._work.values())
+        return sum(work_s for _, work_s in self._work.values()) if self._work else None

@@ -3,7 +3,7 @@
 Ray places processes, restarts them and decides how many there are. Each actor runs the daemon's own program beside
 itself. Clients speak to the fronts' ports, and fronts to engines: no token passes through Ray, whose streaming costs
 more than a step above 32 streams (https://github.com/ray-project/ray/issues/52746). Serve asks for an actor's health
-every second; the answer does the rounds, too.
+every second; the check also exchanges addresses and predicted work with the Directory.
 """
 
 # pyright: reportMissingImports=false
@@ -11,6 +11,7 @@ every second; the answer does the rounds, too.
 
 import asyncio
 import logging
+import secrets
 import sys
 import tempfile
 import time
@@ -28,11 +29,13 @@ from tiercel.cluster.child import BoundChild
 from tiercel.cluster.directory import EngineDirectory
 from tiercel.cluster.fleet_args import FleetArgs
 from tiercel.cluster.scaling import METRIC, WorkPolicy
+from tiercel.engine_address import EngineAddress
 
 TIERCEL = str(Path(sys.executable).with_name("tiercel"))
 _ROUND_S = 1.0
-_PATIENCE_S = 5.0  # for an answer of the directory or a front; late ones are done without
+_PATIENCE_S = 5.0  # maximum wait for an answer of the directory or a front; a later answer is ignored
 _LOAD_S = 1800.0  # for an engine to load its weights and measure itself
+_SILENT_ROUNDS = 6
 _MARGIN_S = 15.0  # for an engine to write its cache after the drain, before Ray kills the actor
 _WORK = "tiercel_fleet_engine_work_seconds{"
 
@@ -60,8 +63,8 @@ class Directory:
             self._engines.report(front, work_s, time.monotonic())
         return self._engines.addresses(time.monotonic())
 
-    async def work_s(self) -> float:
-        """Return the seconds of one engine that all fronts expect."""
+    async def work_s(self) -> float | None:
+        """Return the seconds of one engine that all fronts expect; None if no front has reported lately."""
         return self._engines.work_s(time.monotonic())
 
 
@@ -69,26 +72,24 @@ class Directory:
 class HostActor:
     """One `tiercel engine`."""
 
-    def __init__(self, args: FleetArgs, directory: DeploymentHandle) -> None:
+    async def __init__(self, args: FleetArgs, directory: DeploymentHandle) -> None:
         self._directory = directory
         self._drain_s = args.drain_s
-        host = get_node_ip_address() if args.several_machines else "127.0.0.1"
-        command = [TIERCEL, "engine", "--listen", f"{host}:0", "--model", args.model]
-        flags = [
-            "--engine-secret-file",
-            args.secret_file,
-            "--shutdown-timeout",
-            f"{args.drain_s:g}",
-            *args.engine_flags,
-        ]
-        self._child = BoundChild([*command, *flags], r"tiercel engine serves .* at (\S+)")
-        self._address = self._child.wait_announced(_LOAD_S)
+        self._address: str | None = None
+        listen = str(EngineAddress(get_node_ip_address() if args.several_machines else "127.0.0.1", 0))
+        flags = ["--listen", listen, *_common_flags(args), *args.engine_flags]
+        if args.engine_cpus >= 1 and not any(flag.startswith("--threads") for flag in args.engine_flags):
+            flags += ["--threads", str(int(args.engine_cpus))]  # the default is all cores of the machine
+        self._child = BoundChild([TIERCEL, "engine", *flags], r"tiercel engine serves .* at (\S+)")
+        # In a thread: the actor may be stopped while the engine loads.
+        self._address = await asyncio.to_thread(self._child.wait_announced, _LOAD_S)
 
     async def check_health(self) -> None:
-        """Announce the engine; raise if it has ended. A silent directory is no fault of the engine."""
+        """Announce the engine; raise if it has ended. A failed announcement does not make the engine unhealthy."""
         if not self._child.is_alive:
             raise RuntimeError(f"the engine at {self._address} has ended")
-        await _bounded(self._directory.announce.remote(self._address))
+        if self._address is not None:
+            await _bounded(self._directory.announce.remote(self._address))
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Report the work that all fronts expect, which is what the policy scales on."""
@@ -97,13 +98,14 @@ class HostActor:
 
     async def __del__(self) -> None:
         """Drain. The fronts move what has not ended by then."""
-        await _bounded(self._directory.withdraw.remote(self._address))
+        if self._address is not None:
+            await _bounded(self._directory.withdraw.remote(self._address))
         await asyncio.to_thread(self._child.stop, self._drain_s + _MARGIN_S)
 
 
 @serve.deployment(name="Front")
 class Front:
-    """One `tiercel serve`, to whose port clients connect. Serve's own proxy has nothing to say."""
+    """One `tiercel serve`, to whose port clients connect. Serve's own proxy is not used."""
 
     def __init__(self, args: FleetArgs, directory: DeploymentHandle, engines: DeploymentHandle) -> None:
         del engines  # named so that Serve deploys them with the front
@@ -112,28 +114,38 @@ class Front:
         self._folder = tempfile.TemporaryDirectory(prefix="tiercel-front-")
         self._file = Path(self._folder.name, "engines")
         self._file.write_text("")
+        self._name = secrets.token_hex(8)
+        self._silent_rounds = 0
         flags = ["--engines", f"file:{self._file}", "--host", args.front_host, "--port", str(args.front_port)]
-        flags += [*_common_flags(args), *args.front_flags]
-        self._child = BoundChild([TIERCEL, "serve", *flags], r"tiercel serves .* at (http\S+)")
-        self._name = f"{get_node_ip_address()}:{args.front_port}:{self._child.pid}"
-        host = "[::1]" if ":" in args.front_host else "127.0.0.1"  # whose requests need no key
-        self._metrics = f"http://{host}:{args.front_port}/metrics"
+        command = [TIERCEL, "serve", *flags, *_common_flags(args), *args.front_flags]
+        self._child = BoundChild(command, r"tiercel serves .* at (http\S+)")  # says so when an engine is ready
 
     async def check_health(self) -> None:
-        """Tell the front where the engines are, and the directory what the front expects; raise if it has ended."""
+        """Tell the front where the engines are, and the directory what the front expects.
+
+        Errors: RuntimeError if the front has ended, or has not answered for `_SILENT_ROUNDS` rounds.
+        """
         if not self._child.is_alive:
             raise RuntimeError("the front has ended")
-        found = await _bounded(self._directory.exchange.remote(self._name, await self._read_work_s()))
+        work_s = await self._read_work_s()
+        self._silent_rounds = 0 if work_s is not None or self._child.announced is None else self._silent_rounds + 1
+        if self._silent_rounds >= _SILENT_ROUNDS:
+            raise RuntimeError(f"the front at {self._child.announced} has not answered {_SILENT_ROUNDS} times")
+        found = await _bounded(self._directory.exchange.remote(self._name, work_s))
         if found:  # a directory that has just been restarted knows nothing yet
             fresh = self._file.with_suffix(".new")
             fresh.write_text("".join(f"{address}\n" for address in found))
             fresh.replace(self._file)
 
     async def _read_work_s(self) -> float | None:
-        """Return the seconds of work at all engines, None if the front does not say."""
+        """Return the predicted seconds of work at all engines; None if /metrics cannot be read."""
+        url = self._child.announced
+        if url is None:
+            return None
         try:
-            async with httpx.AsyncClient(timeout=_PATIENCE_S, trust_env=False) as http:
-                lines = (await http.get(self._metrics)).raise_for_status().text.splitlines()
+            # A certificate of the front need not name the address by which this machine reaches itself.
+            async with httpx.AsyncClient(timeout=_PATIENCE_S, trust_env=False, verify=False) as http:  # noqa: S501
+                lines = (await http.get(f"{url}/metrics")).raise_for_status().text.splitlines()
         except httpx.HTTPError as error:
             log.warning("no metrics of the front: %s", error)
             return None
@@ -154,7 +166,7 @@ async def _bounded(answer: Any) -> Any:  # Any: what a handle of Ray returns has
     """Return an actor's answer, or None if it is late or the actor is gone."""
     try:
         return await asyncio.wait_for(answer, _PATIENCE_S)
-    except Exception as error:  # Ray raises what it likes for an actor that is gone
+    except Exception as error:  # Ray documents no common exception for a dead actor
         log.warning("the directory does not answer: %s", error)
         return None
 

@@ -30,7 +30,7 @@ def wanted_engines(work_s: float, goal_s: float, least: int, most: int) -> int:
 
 
 class WorkPolicy:
-    """The number of engines that have at most `goal_s` seconds of work each. Serve keeps it up for its own delays."""
+    """The number of engines that have at most `goal_s` seconds of work each. Serve applies its delays."""
 
     def __init__(self, goal_s: float) -> None:
         self._goal_s = goal_s

@@ -8,7 +8,8 @@ from tiercel.ids import TenantId
 from tiercel.limit_use import LimitUse
 
 LEASE_S = 3.0
-"""The time after its last word for which a front counts. The engines abort the sequences of one that has ended."""
+"""The time after its last message for which a front counts. Engines abort the sequences of a front whose connection has
+ended; those of a front that is stopped run on for longer than this."""
 
 _MEMORY_S = 120.0  # then every limit per minute has forgotten what a front that was away has allowed meanwhile
 _PRIOR = 1.0  # requests that every front counts as asked for: one that was idle may allow something at once
@@ -21,7 +22,7 @@ class PeerCharge(Struct, frozen=True):
     requests: float = 0.0
     tokens: float = 0.0
     requests_left: float | None = None
-    """The level of that front, if this is its first word of the tenant: no front has more than the lowest."""
+    """The part that this front has left, if it was not heard before: no front has more than the one with the least."""
 
     tokens_left: float | None = None
 
@@ -29,10 +30,11 @@ class PeerCharge(Struct, frozen=True):
 class _Peer:
     """One front, by what it has told."""
 
-    __slots__ = ("heard_s", "total_by_tenant", "use_by_tenant")
+    __slots__ = ("heard_s", "number", "total_by_tenant", "use_by_tenant")
 
     def __init__(self) -> None:
         self.heard_s = 0.0
+        self.number = 0  # of its last message, counted from 1
         self.use_by_tenant: Mapping[TenantId, LimitUse] = {}  # in its last message
         self.total_by_tenant: dict[TenantId, LimitUse] = {}  # in the last message that named the tenant
 
@@ -50,27 +52,37 @@ class PeerUses:
         """Number of other fronts whose lease has not ended, as of the last `expire` or `take`."""
         return len(self._present)
 
-    def take(self, front: bytes, uses: Mapping[TenantId, LimitUse], now_s: float) -> dict[TenantId, PeerCharge]:
-        """Note what a front tells, and return what is new since it last told. A repeated message has no charges."""
+    def take(
+        self, front: bytes, number: int, uses: Mapping[TenantId, LimitUse], now_s: float
+    ) -> dict[TenantId, PeerCharge]:
+        """Note what a front tells, and return what is new since it last told.
+
+        Messages are numbered by their front. One that comes twice, or after a later one, changes nothing.
+        """
         peer = self._peers.get(front)
+        is_new = peer is None
         if peer is None:
             if len(self._peers) >= _MAX_PEERS:
                 del self._peers[min(self._peers, key=lambda other: self._peers[other].heard_s)]
             peer = self._peers[front] = _Peer()
-        peer.heard_s, peer.use_by_tenant = now_s, uses
+        if number <= peer.number:
+            return {}
+        peer.heard_s, peer.number, peer.use_by_tenant = now_s, number, uses
         charges: dict[TenantId, PeerCharge] = {}
         for tenant, use in uses.items():
             before = peer.total_by_tenant.get(tenant)
             peer.total_by_tenant[tenant] = use
-            if before is None:
+            if before is None and is_new:
                 charges[tenant] = PeerCharge(requests_left=use.requests_left, tokens_left=use.tokens_left)
+            elif before is None or before.life != use.life:
+                charges[tenant] = PeerCharge(use.requests, use.tokens)
             elif (use.requests, use.tokens) != (before.requests, before.tokens):
                 charges[tenant] = PeerCharge(use.requests - before.requests, use.tokens - before.tokens)
         self.expire(now_s)
         return charges
 
     def expire(self, now_s: float) -> None:
-        """Let fronts go that were not heard for the lease."""
+        """Count fronts whose lease has expired no more, and forget those that were silent for long."""
         for front in [front for front, peer in self._peers.items() if now_s - peer.heard_s > _MEMORY_S]:
             del self._peers[front]
         self._present = tuple(peer for peer in self._peers.values() if now_s - peer.heard_s <= self._lease_s)

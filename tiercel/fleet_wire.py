@@ -30,6 +30,9 @@ WINDOW_BITS = 44
 MAX_FRONTS = (1 << (63 - WINDOW_BITS)) - 1
 """The number of connections that a host can tell apart in its life."""
 
+MAX_LIMIT_USES = 10_000
+"""The maximum number of tenants in one `LimitUses`: as many as a tenants file may have."""
+
 _HEAD = struct.Struct("<II")  # bytes of the body, epoch
 _BARE_HEAD = struct.Struct("<I")  # of the frames of `tiercel.wire`: bytes of the body
 
@@ -46,11 +49,17 @@ class Ping(Struct, frozen=True, tag="ping"):
 class LimitUses(Struct, frozen=True, tag="limits"):
     """The use of limits that a front has allowed its active tenants. The host passes it on to its other fronts at once.
 
-    `front`: the identity of the front that says it; the host writes the one of the Hello.
+    `number` counts the messages of the front. `front`: the identity of the front; the host writes the one of the Hello.
     """
 
     uses: dict[TenantId, LimitUse]
+    number: int
     front: bytes = b""
+
+    @property
+    def is_sane(self) -> bool:
+        """Whether no figure is nonsense. A peer may send anything."""
+        return len(self.uses) <= MAX_LIMIT_USES and all(use.is_sane for use in self.uses.values())
 
 
 # host -> front

@@ -4,21 +4,22 @@ import math
 
 from msgspec import Struct
 
-_MOST = 1e15  # of any figure: what can be added for a century without a loss
+_MOST = 1e15  # limit of each figure: float64 counts exactly below it
 
 
 class LimitUse(Struct, frozen=True, kw_only=True):
     """The part of one tenant's limits that one front has allowed.
 
-    Totals count from the start of the front, so that a message that is lost or comes twice changes nothing.
+    Totals count from when the tenant became active, so that a message that is lost or comes twice changes nothing.
     """
 
+    life: int = 0  # counts up when totals begin again, as after a change of limits
     requests: float = 0.0  # allowed so far
     tokens: float = 0.0  # charged so far, less what was given back
     num_open: int = 0  # sequences that have not ended
     num_reserved: int = 0  # sequences that it may add before it tells again
     asked: float = 0.0  # recent requests, also refused ones; older ones count less and less
-    requests_left: float | None = None  # of the requests per minute, as this front knows it; None: no such limit
+    requests_left: float | None = None  # the part of the limit per minute that is left here; None: no such limit
     tokens_left: float | None = None
 
     @property

@@ -154,9 +154,9 @@ class FrontSession(asyncio.Protocol):
             self._engine.set_tenants(message.tenants)
             return
         if isinstance(message, LimitUses):
-            if not all(use.is_sane for use in message.uses.values()):
+            if not message.is_sane:
                 raise WireError("wire.limit_use", front=self.number)
-            self._engine.tell_others(self, LimitUses(message.uses, self._identity))
+            self._engine.tell_others(self, LimitUses(message.uses, message.number, self._identity))
             return
         if frame.epoch != self._engine.epoch or self._engine.status.state is not EngineState.READY:
             return  # it was meant for an engine that has died; the front will hear of that, or has heard

@@ -84,6 +84,8 @@ class RemoteEngines:
         try:
             while not self._stopped.is_set():
                 await self._update(client, clock)
+                if telling.done():  # it has failed, and asyncio logs the exception
+                    telling = asyncio.create_task(self._tell_limits(client))
                 try:
                     await asyncio.wait_for(self._stopped.wait(), _RESOLVE_S if self._source.path is None else _READ_S)
                 except TimeoutError:

@@ -43,7 +43,7 @@ class LimitKeeper(Protocol):
     """The limits of tenants that several fronts keep together."""
 
     def tell(self) -> dict[TenantId, LimitUse]: ...
-    def hear(self, front: bytes, uses: Mapping[TenantId, LimitUse], /) -> None: ...
+    def hear(self, front: bytes, number: int, uses: Mapping[TenantId, LimitUse], /) -> None: ...
 
 
 class FleetClient(EngineClient):
@@ -67,6 +67,7 @@ class FleetClient(EngineClient):
         self._hold_s = hold_s
         self._links: list[EngineLink] = []
         self._numbers = itertools.count(1)
+        self._limit_numbers = itertools.count(1)
         self._link_by_engine: dict[EngineId, EngineLink] = {}
         self._book = CrashBook()
         self._fleet_gauges = FleetGauges()
@@ -233,14 +234,14 @@ class FleetClient(EngineClient):
         """Tell the other fronts what this front has allowed, over the engines that come first for all fronts."""
         if self.limits is None:
             return
-        told = LimitUses(self.limits.tell())
+        told = LimitUses(self.limits.tell(), next(self._limit_numbers))
         for link in sorted((link for link in self._links if link.is_connected), key=_identity)[:_RELAYS]:
             link.tell_limits(told)
 
     def hear_limits(self, uses: LimitUses) -> None:
         """Note what another front has allowed."""
         if self.limits is not None:
-            self.limits.hear(uses.front, uses.uses)
+            self.limits.hear(uses.front, uses.number, uses.uses)
 
     def work_s(self, link: EngineLink) -> float:
         """Return the predicted time that an engine needs for the unfinished sequences of this front."""

@@ -206,10 +206,12 @@ class EngineLink:
     def take(
         self, session: "_Session", message: Loading | Ready | Report | EngineNews | HostLeaving | LimitUses | Death
     ) -> None:
-        """Act on a message of the host: those of an engine are of the present one."""
+        """Act on a message of the host. Messages of earlier engine processes have been dropped."""
         match message:
             case LimitUses():
-                self._owner.hear_limits(message)
+                # One host at two addresses passes on to this front what it has told itself.
+                if message.front != self._access.identity and message.is_sane:
+                    self._owner.hear_limits(message)
             case Report():
                 self._owner.take_report(self, message)
             case EngineNews():

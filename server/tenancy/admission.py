@@ -147,6 +147,7 @@ class Admission:
         finally:
             if not is_submitted:
                 entry.refund()
+                usage.sequence_allowance.note(-sequences)
             self._reserved -= sequences
             usage.reserved -= sequences
             self._usages.close(usage)

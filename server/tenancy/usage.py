@@ -220,6 +220,7 @@ class UsageBook:
             if facts.first_token_s is not None:
                 usage.forecast_error.note(facts.first_token_s - facts.arrival_s, start.queue_s, self._clock.now_s())
         else:
+            usage.sequence_allowance.note(-1)
             self._forget_idle(usage)
 
     def _count_starts(self, facts: SequenceFacts, before: SequenceStage | None) -> None:

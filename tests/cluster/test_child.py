@@ -5,18 +5,21 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tiercel.cluster.child import BoundChild
 from tiercel.errors import TiercelError
 
-SERVES = "import signal, sys, time; print('serves at port 7', flush=True); {} \ntime.sleep(60)"
+FIRST = "print('serves at port 7', flush=True)"
 PATTERN = r"serves at (port \d)"
 
 
-def child(action: str = "") -> BoundChild:
-    return BoundChild([sys.executable, "-c", SERVES.format(action)], PATTERN)
+def child(action: str = "", first: str = FIRST) -> BoundChild:
+    return BoundChild(
+        [sys.executable, "-c", f"import os, signal, sys, time\n{first}\n{action}\ntime.sleep(60)"], PATTERN
+    )
 
 
 def wait_gone(pid: int) -> None:
@@ -26,12 +29,15 @@ def wait_gone(pid: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_child_is_announced_and_ends_when_it_is_asked_to() -> None:
-    found = child()
+def test_a_child_is_announced_and_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    note = tmp_path / "asked"
+    action = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(note)!r}, 'w').close(), sys.exit(0)))"
+    found = child(f"{action}; print('serves at port 7', flush=True)", first="")
     assert found.wait_announced(20) == "port 7"
     assert found.is_alive
     found.stop(20)
     assert not found.is_alive
+    assert note.exists()
     found.stop(20)  # once more does no harm
 
 
@@ -54,6 +60,22 @@ def test_a_child_that_ends_or_says_nothing_is_an_error_that_names_it() -> None:
         silent.wait_announced(0.2)
     silent.stop(0)
     assert not silent.is_alive
+
+
+def test_a_dead_child_is_dead_although_a_descendant_holds_its_output() -> None:
+    found = child("if os.fork(): os._exit(1)")  # the descendant sleeps for a minute
+    assert found.wait_announced(20) == "port 7"
+    end_s = time.monotonic() + 20
+    while found.is_alive:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_output_that_is_no_text_harms_nothing() -> None:
+    found = child(first="sys.stdout.buffer.write(b'\\xff\\xfe\\n'); " + FIRST)
+    assert found.wait_announced(20) == "port 7"
+    assert found.is_alive
+    found.stop(20)
 
 
 PARENT = """

@@ -9,6 +9,7 @@ from msgspec.structs import fields
 from pydantic import ValidationError
 
 from tiercel.cluster.fleet_args import FleetArgs
+from tiercel.exposure import check_exposure
 from tiercel.settings import EngineSettings, ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +26,25 @@ def test_the_example_is_of_arguments_that_exist() -> None:
     assert (ROOT / "cluster" / "ray_app.py").exists()
 
 
+def given(side: str) -> dict[str, str]:
+    """The settings that the flags of one side of the example set."""
+    flags = [flag.removeprefix("--").split("=", 1) for flag in APPLICATION["args"][side]]
+    return {name.replace("-", "_"): value for name, value in flags}
+
+
 @pytest.mark.parametrize("side", ["front_flags", "engine_flags"])
 def test_the_flags_of_the_example_are_settings(side: str) -> None:
-    flags = dict(flag.removeprefix("--").replace("-", "_").split("=", 1) for flag in APPLICATION["args"][side])
-    assert flags
-    assert set(flags) <= {field.name for kind in (ServerSettings, EngineSettings) for field in fields(kind)}
+    assert given(side)
+    assert set(given(side)) <= {field.name for kind in (ServerSettings, EngineSettings) for field in fields(kind)}
+
+
+def test_the_front_of_the_example_may_be_reached_from_other_machines() -> None:
+    """A front at all addresses needs keys, and its engines on other machines need certificates."""
+    host = FleetArgs(**APPLICATION["args"]).front_host
+    assert host == "0.0.0.0"
+    check_exposure(ServerSettings(model="/models/m", host=host, **given("front_flags")))  # pyright: ignore[reportArgumentType]
+    for side in ("front_flags", "engine_flags"):
+        assert {"engine_certfile", "engine_keyfile", "engine_cafile"} <= set(given(side))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,18 @@ import pytest
 from tests.seeds import fresh_seeds
 from tests.server.fake_engine import Script
 from tests.server.fleet_parts import SECRET, FakeHost, until
-from tiercel.fleet_wire import BodyDecoder, Framed, FrameSplitter, HostFrame, LimitUses, Ping, Pong, Welcome, frame_of
+from tiercel.fleet_wire import (
+    MAX_LIMIT_USES,
+    BodyDecoder,
+    Framed,
+    FrameSplitter,
+    HostFrame,
+    LimitUses,
+    Ping,
+    Pong,
+    Welcome,
+    frame_of,
+)
 from tiercel.handshake import CHALLENGE_BYTES, VERDICT_BYTES, FrontHandshake
 from tiercel.ids import SeqId, TenantId
 from tiercel.limit_use import LimitUse
@@ -372,14 +383,15 @@ def test_a_front_hears_what_the_others_have_allowed_and_never_its_own() -> None:
     async def run() -> None:
         async with served() as (host, honest):
             other = await RawFront.join(host)
-            other.send(LimitUses({TenantId("acme"): LimitUse(requests=3, num_open=2)}, front=b"somebody else"))
+            uses = {TenantId("acme"): LimitUse(requests=3, num_open=2)}
+            other.send(LimitUses(uses, 5, front=b"somebody else"))
             other.send(Ping(0.0))
-            while not isinstance(await other.next(), Pong):
-                pass
             async with asyncio.timeout(20):
                 while not isinstance(heard := await honest.next(), LimitUses):
                     pass
-            assert heard == LimitUses({TenantId("acme"): LimitUse(requests=3, num_open=2)}, front=b"front-identity-2")
+                while not isinstance(answer := await other.next(), Pong):
+                    assert not isinstance(answer, LimitUses)
+            assert heard == LimitUses(uses, 5, front=b"front-identity-2")
             other.close()
 
     asyncio.run(run())
@@ -401,7 +413,17 @@ def test_a_front_that_tells_nonsense_of_its_limits_is_disconnected(use: LimitUse
     async def run() -> None:
         async with served() as (host, _):
             hostile = await RawFront.join(host)
-            hostile.send(LimitUses({TenantId("acme"): use}))
+            hostile.send(LimitUses({TenantId("acme"): use}, 1))
+            await hostile.assert_ended()
+
+    asyncio.run(run())
+
+
+def test_a_front_that_tells_of_more_tenants_than_there_may_be_is_disconnected() -> None:
+    async def run() -> None:
+        async with served() as (host, _):
+            hostile = await RawFront.join(host)
+            hostile.send(LimitUses({TenantId(str(number)): LimitUse() for number in range(MAX_LIMIT_USES + 1)}, 1))
             await hostile.assert_ended()
 
     asyncio.run(run())

@@ -65,7 +65,9 @@ class Front:
 
     def end_some(self) -> None:
         now_s = self.clock.now_s()
-        self.usages.of(self.tenant).running -= sum(end_s <= now_s for end_s in self.ends_s)
+        ended = sum(end_s <= now_s for end_s in self.ends_s)
+        self.usages.of(self.tenant).running -= ended
+        self.usages.of(self.tenant).sequence_allowance.note(-ended)
         self.ends_s = [end_s for end_s in self.ends_s if end_s > now_s]
 
 
@@ -79,7 +81,8 @@ class Fleet:
     is_on: bool = True
     delay_s: float = 0.02
     loss: float = 0.0
-    _due: deque[tuple[float, Front, Mapping[TenantId, LimitUse]]] = field(default_factory=deque)
+    _due: deque[tuple[float, Front, int, Mapping[TenantId, LimitUse]]] = field(default_factory=deque)
+    _number: int = 0
     _told_s: float = 0.0
 
     @staticmethod
@@ -98,14 +101,16 @@ class Fleet:
             for front in self.fronts:
                 front.end_some()
             while self._due and self._due[0][0] <= now_s:
-                _, sender, uses = self._due.popleft()
+                _, sender, number, uses = self._due.popleft()
                 for front in self.fronts:
                     if front is not sender and self.is_on and self.rng.random() >= self.loss:
                         for _ in range(self.rng.choice((1, 1, 2))):
-                            front.exchange.hear(sender.identity, uses)
+                            front.exchange.hear(sender.identity, number, uses)
             if now_s - self._told_s >= EXCHANGE_S - 1e-9:
                 self._told_s = now_s
-                self._due.extend((now_s + self.delay_s, front, front.exchange.tell()) for front in self.fronts)
+                self._number += 1
+                due_s, number = now_s + self.delay_s, self._number
+                self._due.extend((due_s, front, number, front.exchange.tell()) for front in self.fronts)
 
 
 def admitted(fleet: Fleet, seconds: float, asks_per_s: float, weights: list[float]) -> tuple[list[int], int]:
@@ -189,9 +194,86 @@ def test_a_front_that_starts_later_learns_the_level() -> None:
     fleet = Fleet.of(1, Limits(requests_per_minute=60), 1)
     while fleet.fronts[0].ask(1, 1):
         pass
+    fleet.tick(20)  # a third of the limit is left, and the requests are not recent any more
     fleet.fronts.append(Front(7, fleet.fronts[0].tenant.limits, fleet.clock))
     fleet.tick(1)
-    assert sum(fleet.fronts[1].ask(1, 1) for _ in range(60)) <= 2
+    assert 1 <= sum(fleet.fronts[1].ask(1, 1) for _ in range(60)) <= 6
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_burst_of_a_quiet_tenant_at_all_fronts_is_admitted_once(count: int) -> None:
+    fleet = Fleet.of(count, Limits(requests_per_minute=60, max_concurrency=1000), 1)
+    fleet.tick(200)
+    total = 0
+    for _ in range(30):
+        total += sum(front.ask(1, 1000) for front in fleet.fronts for _ in range(20))
+        fleet.tick(0.1)
+    assert total <= 60 + 3 + count
+    fleet = Fleet.of(count, Limits(max_concurrency=60), 1)
+    fleet.tick(200)
+    for _ in range(30):
+        for front in fleet.fronts:
+            for _ in range(20):
+                front.ask(1, 1000)
+        fleet.tick(0.1)
+    assert 50 <= sum(front.num_open for front in fleet.fronts) <= 60 + count
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_slot_that_is_free_again_is_used_at_once(count: int) -> None:
+    """Short sequences one after the other, with no more at a time than there are places."""
+    fleet = Fleet.of(count, Limits(max_concurrency=8 * count), 1)
+    refused = 0
+    for step in range(600):
+        for front in fleet.fronts:
+            while front.num_open < 4:
+                if not front.ask(1, TICK_S):
+                    refused += step > 40  # the first exchanges share the places by requests that were asked for
+                    break
+        fleet.tick()
+    assert refused == 0
+
+
+def test_limits_that_are_taken_away_and_given_back_lock_nobody_out() -> None:
+    limits = Limits(max_concurrency=3)
+    fleet = Fleet.of(2, limits, 1)
+    first, second = fleet.fronts
+    for _ in range(3):
+        assert first.ask(1, 8)
+        fleet.tick(2 * EXCHANGE_S)
+    assert not second.ask(1, 1)
+    for changed in (Limits(), limits):
+        for front in fleet.fronts:
+            front.tenant = Tenant(TenantShare(name=NAME), limits=changed)
+            front.usages.set_table(make_table((front.tenant,), version=2, source="file"))
+        fleet.tick(10)
+    assert second.ask(1, 1)
+
+
+def test_a_reload_at_one_front_gives_nothing_back_at_another() -> None:
+    fleet = Fleet.of(2, Limits(requests_per_minute=60), 1)
+    first, second = fleet.fronts
+    for _ in range(4):
+        while first.ask(1, 0.1):
+            pass
+        fleet.tick(EXCHANGE_S)
+    first.tenant = Tenant(TenantShare(name=NAME), limits=Limits(max_concurrency=5))
+    first.usages.set_table(make_table((first.tenant,), version=2, source="file"))
+    first.ask(1, 0.1)
+    fleet.tick(1)
+    assert sum(second.ask(1, 0.1) for _ in range(60)) <= 10
+
+
+def test_a_front_with_a_smaller_limit_lowers_no_other_one() -> None:
+    fleet = Fleet.of(1, Limits(requests_per_minute=600), 1)
+    assert fleet.fronts[0].ask(1, 0.1)
+    small = Front(7, Limits(requests_per_minute=6), fleet.clock)
+    fleet.fronts.append(small)
+    assert small.ask(1, 0.1)
+    fleet.tick(1)
+    bucket = fleet.fronts[0].usages.of(fleet.fronts[0].tenant).requests
+    assert bucket is not None
+    assert bucket.left(fleet.clock.now_s()) >= 490  # five sixths of each limit are left
 
 
 def test_a_quiet_tenant_is_told_no_more() -> None:
