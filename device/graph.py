@@ -29,7 +29,8 @@ class Graph(Protocol):
 class GraphRecorder(Protocol):
     """Records jobs as graphs that share one pool of memory; two of them must never run at the same time.
 
-    If the largest graph is recorded first, all graphs together take as much memory as that one.
+    The job with the largest result is recorded first: all graphs write their results to the memory of that one, and
+    together they take as much memory as it takes alone.
     """
 
     def record(self, job: Callable[[], Tensor]) -> Graph:
@@ -38,20 +39,21 @@ class GraphRecorder(Protocol):
         The job must neither wait for the device nor copy to or from the host. It reads tensors at fixed addresses,
         which the caller writes before a replay. Its intermediate tensors belong to the graph.
 
+        Shapes:  the job returns [n, ...]; n is at most that of the first recording, everything else is equal.
+        Cost:    a replay copies the result once on the device.
         Effects: the job is run a few times, including its writes to memory outside.
-        Errors:  OutOfDeviceMemoryError; DeviceError if the job cannot be recorded.
+        Errors:  OutOfDeviceMemoryError; DeviceError if the job cannot be recorded. No graph of this recorder may be
+                 replayed after an error.
         """
         ...
 
 
 class CudaGraph:
-    """A CUDA graph and its output tensor."""
+    """A CUDA graph and the rows that it writes its result to."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor, begun: list[torch.cuda.CUDAGraph]) -> None:
-        """`begun`: all graphs of the recorder, which must live as long as this one."""
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor) -> None:
         self._graph = graph
         self._output = output
-        self._begun = begun
 
     def replay(self) -> Tensor:
         self._graph.replay()
@@ -61,6 +63,12 @@ class CudaGraph:
 class CudaGraphRecorder:
     """Records on a stream of its own, as capturing requires. The kernels of a graph keep the priority of that stream.
 
+    A tensor that outlives its recording keeps its memory in the pool. The results of all sizes would be ten times that
+    of the largest: 1.4 GB for Llama-3-8B. So every graph writes its result to the same rows outside of the pool.
+
+    A graph that fails must not be freed while others are replayed, because torch then frees the cuBLAS workspace of the
+    stream, too, which the others still write (pytorch issue 193402). This is why an error ends all of them.
+
     Not run on a GPU yet.
     Source: torch's notes on CUDA graphs (warm-up on the capturing stream, one pool for graphs that never run
             concurrently).
@@ -69,9 +77,7 @@ class CudaGraphRecorder:
     def __init__(self, stream: torch.cuda.Stream, pool: Any) -> None:  # Any: torch has no public type for a pool
         self._stream = stream
         self._pool = pool
-        # When torch frees a graph, it also frees the cuBLAS workspace of the stream, which graphs recorded before
-        # still write (pytorch issue 193402). So a graph whose recording failed is kept as long as the others.
-        self._begun: list[torch.cuda.CUDAGraph] = []
+        self._results: Tensor | None = None  # of the first recording; all others write to its first rows
 
     def record(self, job: Callable[[], Tensor]) -> CudaGraph:
         try:
@@ -83,18 +89,28 @@ class CudaGraphRecorder:
 
     def _record(self, job: Callable[[], Tensor]) -> CudaGraph:
         graph = torch.cuda.CUDAGraph()
-        self._begun.append(graph)
         lane = torch.cuda.current_stream()
         self._stream.wait_stream(lane)
         with torch.cuda.stream(self._stream):
-            for _ in range(_WARM_UPS):
+            for _ in range(_WARM_UPS - 1):
                 job()
+            output = self._rows_for(job())
         # thread_local: the threads that copy may still make calls that a capture forbids.
         with _no_collection(), torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-            output = job()
+            # A copy may be queued on a copy engine, which transfers between the tiers keep busy; a product is a kernel.
+            torch.mul(job(), 1, out=output)
         lane.wait_stream(self._stream)
         graph.replay()  # the first launch uploads the graph to the device, where memory may be short
-        return CudaGraph(graph, _borrow(output), self._begun)
+        return CudaGraph(graph, output)
+
+    def _rows_for(self, result: Tensor) -> Tensor:
+        """Return the rows that a job with this result writes to."""
+        if self._results is None:
+            self._results = torch.empty_like(result)
+        first = self._results
+        if len(result) > len(first) or (result.shape[1:], result.dtype) != (first.shape[1:], first.dtype):
+            raise DeviceError("graph.result", first=tuple(first.shape), result=tuple(result.shape))
+        return first[: len(result)]
 
     def _end_allocations(self) -> None:
         """End the allocations to the pool after a recording that the driver aborted.
@@ -123,20 +139,3 @@ def is_from_shortage(error: BaseException) -> bool:
     if isinstance(error, Exception) and is_shortage(error):
         return True
     return error.__context__ is not None and is_from_shortage(error.__context__)
-
-
-class _Memory:
-    """The memory of a tensor as a CUDA array interface, which does not keep the tensor alive."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.__cuda_array_interface__ = tensor.__cuda_array_interface__
-
-
-def _borrow(tensor: Tensor) -> Tensor:
-    """Return a tensor with the same contiguous memory that does not keep it allocated.
-
-    The next recording may then use the memory, too. The pool does not return it to the driver while one of its graphs
-    lives.
-    """
-    memory = _Memory(tensor.view(-1).view(torch.uint8))  # the interface has no bfloat16
-    return torch.as_tensor(memory, device=tensor.device).view(tensor.dtype).view(tensor.shape)

@@ -289,9 +289,11 @@ def _record_graphs(
 
     sizes = graph_sizes(settings.max_num_seqs)
     graphs = record_graphs(model, kv, max_rows, max_blocks, lane, recorder, sizes, report_progress)
+    if graphs is None:
+        device.give_back_cached()  # the memory of graphs that were dropped
+        return None
     taken_bytes, taken_s = free_bytes - device.free_bytes(), clock.now_s() - start_s
-    recorded = () if graphs is None else graphs.sizes
-    log.info("graphs recorded rows=%s bytes=%d s=%.1f", recorded, taken_bytes, taken_s)
+    log.info("graphs recorded rows=%s bytes=%d s=%.1f", graphs.sizes, taken_bytes, taken_s)
     return graphs
 
 

@@ -171,6 +171,7 @@ class _FootprintTrial:
         state = ForwardState.of_slices(tables, [crowd.start] * crowd.seqs, ends, block_size, writes_null_block=True)
         hidden = self._model.forward(state.positions % self._model.vocab_size, self._null_block, state)
         logits = self._model.logits(hidden[state.device_query_starts[1:].long() - 1])
-        held = logits.clone()  # as for rows with grammars, while the step after it runs
+        # As for rows with grammars, while the step after it runs; or the rows that all graphs write their logits to.
+        held = logits.clone()
         self._sampler.sample_no_sync(logits, range(crowd.seqs), ends, [0] * crowd.seqs).to_host_no_sync()
         del held

@@ -178,8 +178,8 @@ def record_graphs(
     """Record a decode, from the tokens to the logits, for each of the sizes. Runs as a job of the lane.
 
     The largest size is recorded first, because the others can use its memory. `on_progress` is called with the number
-    of sizes that are done, and their total. If a recording fails, the error is logged and smaller sizes are not tried;
-    graphs recorded before are kept. Returns None if there is no memory for the inputs.
+    of sizes that are done, and their total. Returns None, and logs the error, if a recording fails or there is no
+    memory for the inputs: the graphs recorded before are dropped.
 
     Shapes:  kv: see `Model.forward`; max_rows: of the runner; max_blocks: of the longest context.
     Cost:    four forwards per size, one of them without computing.
@@ -194,7 +194,7 @@ def record_graphs(
         except (RuntimeError, MemoryError) as exc:
             if not is_shortage(exc):
                 raise
-            log.warning("no graph recorded: steps are launched kernel by kernel error=%s", exc)
+            log.warning("no graphs: every step is launched kernel by kernel error=%s", exc)
             return None
         graph_by_size: dict[int, Graph] = {}
         for size in sorted(sizes, reverse=True):
@@ -202,12 +202,8 @@ def record_graphs(
             try:
                 graph_by_size[size] = recorder.record(_decode(model, kv, last_tokens, inputs, size))
             except DeviceError as exc:
-                log.warning(
-                    "graph not recorded, smaller sizes skipped rows=%d error=%s",
-                    size,
-                    exc,
-                )
-                break
+                log.warning("no graphs: every step is launched kernel by kernel failed_rows=%d error=%s", size, exc)
+                return None
         return DecodeGraphs(inputs, last_tokens, sorted(sizes), graph_by_size)
 
     return lane.run(record).result()

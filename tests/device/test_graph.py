@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiercel.device import graph
 from tiercel.device.graph import CudaGraphRecorder, is_from_shortage
 from tiercel.errors import DeviceError, OutOfDeviceMemoryError
 
@@ -50,7 +49,7 @@ class FakeCuda:
     def job(self) -> Tensor:
         self.step(f"job on {self.running.name}")
         self.collects.append(gc.isenabled())
-        return torch.zeros(3)
+        return torch.full((3,), float(len(self.collects)))
 
     def end_allocations(self, device: int, pool: object) -> None:
         """Raises for a pool without allocations, as torch does."""
@@ -105,8 +104,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end_allocations)
     for name in ("current_stream", "stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    # Patched like the functions of torch above: it works with GPU memory only.
-    monkeypatch.setattr(graph, "_borrow", lambda tensor: tensor)
     return fake
 
 
@@ -128,17 +125,40 @@ def test_a_recording_is_warmed_up_behind_the_lane_and_brought_to_the_device_befo
 
 
 @pytest.mark.parametrize("step", sorted(set(RECORDING)))
-def test_a_failure_affects_only_its_own_recording(cuda: FakeCuda, step: str) -> None:
+def test_a_failure_leaves_lane_allocator_and_collector_as_they_were(cuda: FakeCuda, step: str) -> None:
     recorder = open_recorder(cuda)
-    first = recorder.record(cuda.job)
+    recorder.record(cuda.job)
     cuda.fails_at = step
     with pytest.raises(OutOfDeviceMemoryError, match="RuntimeError: CUDA error: out of memory"):
         recorder.record(cuda.job)
-    cuda.fails_at = ""
     assert cuda.running is cuda.lane
-    assert first.replay().shape == (3,)
     assert cuda.ended == [(5, (0, 1))]  # the allocator no longer allocates from the pool
     assert gc.isenabled()
+
+
+def test_all_graphs_write_their_results_to_the_same_rows(cuda: FakeCuda) -> None:
+    """Results that stay where the job put them would be kept once for each size."""
+    recorder = open_recorder(cuda)
+    jobs = [torch.tensor([[1.0, -0.0], [torch.inf, torch.nan]]), torch.tensor([[5.0, 6.0]])]
+
+    large, small = (recorder.record(lambda job=job: job).replay() for job in jobs)
+
+    assert large.untyped_storage().data_ptr() == small.untyped_storage().data_ptr()
+    assert large.data_ptr() == small.data_ptr()
+    assert all(large.untyped_storage().data_ptr() != job.untyped_storage().data_ptr() for job in jobs)
+    assert torch.equal(small, jobs[1])  # written last
+    assert large[1].isinf().tolist() == [True, False] and large[1].isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "second", [torch.zeros(3, 2), torch.zeros(1, 3), torch.zeros(1, 2, dtype=torch.bfloat16)], ids=str
+)
+def test_a_result_that_does_not_fit_the_first_one_is_refused(cuda: FakeCuda, second: Tensor) -> None:
+    recorder = open_recorder(cuda)
+    recorder.record(lambda: torch.zeros(2, 2))
+
+    with pytest.raises(DeviceError, match=r"graph\.result"):
+        recorder.record(lambda: second)
 
 
 def test_other_errors_of_a_recording_are_not_shortages(cuda: FakeCuda) -> None:
@@ -151,15 +171,12 @@ def test_other_errors_of_a_recording_are_not_shortages(cuda: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize("step", ["instantiate", "replay"])
-def test_a_graph_that_failed_is_kept_as_long_as_those_before_it(cuda: FakeCuda, step: str) -> None:
+def test_a_graph_that_failed_is_freed_with_those_before_it(cuda: FakeCuda, step: str) -> None:
     recorder = open_recorder(cuda)
     first = recorder.record(cuda.job)
     cuda.fails_at = step
     with pytest.raises(DeviceError):
         recorder.record(cuda.job)
-    del recorder  # not needed after recording
-    gc.collect()
-    assert cuda.graphs == 2
     del first
     gc.collect()
     assert cuda.graphs == 0
