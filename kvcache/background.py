@@ -33,7 +33,7 @@ class BackgroundWork:
         self._tiers = tiers
         self._disk_traffic = disk_traffic
         self._unverified = unverified
-        self._write_back = WriteBack(tiers, block_size)
+        self._write_back = WriteBack(tiers, block_size, rates)
         self._chain_writer = ChainWriter(tiers, disk_traffic, self._write_back, block_size, rates)
         self._unsigned: deque[SlotId] = deque(maxlen=tiers.device.blocks)
         self._scan: Scan | None = None

@@ -17,7 +17,9 @@ class TierLimits(Struct, frozen=True, kw_only=True):
 
     shadow_share: float = 0.25  # of DDR, for copies that also lie in HBM
     wanted_share: float = 0.5  # of the gateway, for what waiting sequences will need
-    background_blocks: int = 16  # flying for no sequence, on each route
+    background_blocks: int = 16  # flying for no sequence, on each route; from HBM to DDR at least, unless it is 0
+    write_back_s: float = 0.01  # of copying from HBM to DDR for no sequence: one step of decodes and more
+    write_back_share: float = 0.125  # of HBM that these copies hold at most, because held slots cannot be evicted
     fetch_blocks: int = 64  # flying up from the disk
     carried_blocks: int = 2048  # by one transfer between HBM and DDR, so that booking its landing costs about 1 ms
     daily_blocks: int = 0  # written to the disk a day; 0: no limit

@@ -1,8 +1,8 @@
 """Copies from the device tier to DDR in idle copy time, before a sequence must give its blocks up."""
 
 from array import array
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -12,11 +12,12 @@ from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tiers import TierSet
+from tiercel.rates import Rates
 from tiercel.tier import Purpose, Route, Tier
 
 _HEADROOM = 32  # slots left free behind a chain's first copies, so that the chain grows in place
 _MAX_LOOKS = 1024  # blocks of likely victims looked at in one step: about 1 ms
-_LOOK_AHEAD = 64  # released slots looked at in one step
+_LOOK_AHEAD = 256  # released slots looked at in one step
 
 
 class ReleasedSlots:
@@ -65,9 +66,10 @@ class _Part(Struct, frozen=True, gc=False):
 class WriteBack:
     """Chooses blocks of the device tier to copy to DDR in the background, within the limits of the tiers."""
 
-    def __init__(self, tiers: TierSet, block_size: int) -> None:
+    def __init__(self, tiers: TierSet, block_size: int, rates: Callable[[], Rates]) -> None:
         self._tiers = tiers
         self._block_size = block_size
+        self._rates = rates
         self._released = ReleasedSlots(tiers.device.blocks)  # cached in HBM since, perhaps not below
 
     def note_released(self, table: BlockTable) -> None:
@@ -83,24 +85,25 @@ class WriteBack:
         flying = tiers.transfers.blocks(Route.SPILL, Purpose.BACKGROUND)
         num_shadows = host.copies.num_retained(RetentionClass.SHADOW)
         room = min(
-            tiers.limits.background_blocks - flying,
+            self._most_flying() - flying,
             int(tiers.limits.shadow_share * host.blocks) - num_shadows - flying,
             host.num_free + num_shadows + host.copies.num_retained(RetentionClass.ONCE),
         )
         if room <= 0:
             return
         picked: dict[BlockKey, SlotId] = {}
+        by_owner: Counter[int] = Counter()
         for _ in range(min(_LOOK_AHEAD, len(self._released))):
             if len(picked) >= room:
                 break
-            self._pick(picked, self._released.pop())
+            self._pick(picked, by_owner, self._released.pop())
         parts = [_Part(sorted(picked.items(), key=lambda pair: pair[1]))]  # neighbours merge
         looks = 0
         for table in likely_victims:
             first, known = table.num_saved, len(picked)
             while len(picked) < room and table.num_saved < table.num_published and looks < _MAX_LOOKS:
                 looks += 1
-                self._pick(picked, SlotId(table.slots[table.num_saved]))
+                self._pick(picked, by_owner, SlotId(table.slots[table.num_saved]))
                 table.num_saved += 1
             # Behind the copies of its blocks before: what goes down in small pieces comes up in a large one.
             near = host.slot_by_key.get(table.key(first - 1, self._block_size)) if first else None
@@ -119,29 +122,45 @@ class WriteBack:
             return True
         flying = tiers.transfers.blocks(Route.SPILL, Purpose.BACKGROUND)
         num_shadows = host.copies.num_retained(RetentionClass.SHADOW)
-        room = min(tiers.limits.background_blocks - flying, host.num_free + num_shadows)
+        room = min(self._most_flying() - flying, host.num_free + num_shadows)
         if room <= 0:
             return True
         if chain.brought == chain.cursor:
             return False  # they were sent and have not come; without this a chain would try for ever
         chain.brought = chain.cursor
         picked: dict[BlockKey, SlotId] = {}
+        by_owner: Counter[int] = Counter()
         for key in chain.keys(chain.cursor, chain.cursor + room):
             slot = tiers.device.slot_by_key.get(key)
             if slot is not None:
-                self._pick(picked, slot)
+                self._pick(picked, by_owner, slot)
         self._copy_down(host, [_Part(sorted(picked.items(), key=lambda pair: pair[1]))])
         return tiers.transfers.is_flying(Tier.DDR, chain[chain.cursor])
 
-    def _pick(self, picked: dict[BlockKey, SlotId], slot: SlotId) -> None:
+    def _most_flying(self) -> int:
+        """Return how many blocks may fly down for no sequence: as many as the link copies in `write_back_s`.
+
+        A landing is noticed once a step, so a step cannot write more blocks than may fly. With a constant number a
+        fast link would idle for most of a step while sequences grow by more blocks than that. An urgent copy does not
+        wait for all of them, because the mover interleaves copies in pieces of about a millisecond.
+        """
+        limits, blocks = self._tiers.limits, self._tiers.device.blocks
+        if not limits.background_blocks:
+            return 0
+        flying = self._rates().blocks_in(Route.SPILL, limits.write_back_s)
+        most = min(limits.carried_blocks, int(limits.write_back_share * blocks))
+        return max(limits.background_blocks, min(flying, most))
+
+    def _pick(self, picked: dict[BlockKey, SlotId], by_owner: Counter[int], slot: SlotId) -> None:
         """Add a slot's block to the picked ones if DDR neither has it nor gets it, and its owner's quota allows it."""
-        tiers, owners = self._tiers, self._tiers.device.copies.owners
+        tiers, owner = self._tiers, self._tiers.device.copies.owners[slot]
         key = tiers.device.key(slot)
-        left = tiers.quotas.left(Tier.DDR, owners[slot])
-        if left is not None and left <= sum(owners[other] == owners[slot] for other in picked.values()):
+        left = tiers.quotas.left(Tier.DDR, owner)
+        if key is None or key in picked or (left is not None and left <= by_owner[owner]):
             return
-        if key is not None and tiers.loadable(key) is None and not tiers.transfers.is_flying(Tier.DDR, key):
+        if tiers.loadable(key) is None and not tiers.transfers.is_flying(Tier.DDR, key):
             picked[key] = slot
+            by_owner[owner] += 1
 
     def _copy_down(self, host: SlotPool, parts: Iterable[_Part]) -> None:
         pairs: list[tuple[BlockKey, SlotId]] = []

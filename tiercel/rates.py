@@ -24,6 +24,10 @@ class Rates(Struct, frozen=True, kw_only=True):
         rate = self.bytes_per_s_by_route.get(route, 0.0)
         return blocks * self.block_bytes / rate if rate > 0 else float("inf")
 
+    def blocks_in(self, route: Route, seconds: float) -> int:
+        """Return how many whole blocks an idle route copies in this time; 0 if it does not exist."""
+        return int(seconds * self.bytes_per_s_by_route.get(route, 0.0) / self.block_bytes) if self.block_bytes else 0
+
 
 class EngineSpeed(Struct, frozen=True, kw_only=True):
     """The predicted times of an engine, in milliseconds of its device."""

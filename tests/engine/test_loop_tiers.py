@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client, random_prompt
 from tiercel.clock import ManualClock
-from tiercel.device.sim import SimMachine, expected_outputs
+from tiercel.device.sim import SimMachine, StepTime, expected_outputs, plain_step_s
 from tiercel.device.sim_mover import SimMover, SimRates
 from tiercel.engine.loop import EngineLoop, Mover
 from tiercel.ids import SeqId, TenantId
@@ -46,7 +46,7 @@ class TierBench:
         self, *, blocks: int = 24, host: int = 60, disk: int = 0, depth: int = 1, seqs: int = 6, tokens: int = 16,
         mode: PreemptionMode = "swap", fate: Callable[[Transfer], Verdict] | None = None,
         limits: TierLimits | None = None, rates: SimRates = SLOW, policy: PolicyName = "fcfs", chunk: int = 0,
-        block: int = BLOCK, max_len: int = MAX_MODEL_LEN,
+        block: int = BLOCK, max_len: int = MAX_MODEL_LEN, step_s: StepTime = plain_step_s,
         wrap: Callable[[SimMover, ManualClock], Mover] = lambda mover, _: mover,
     ) -> None:  # fmt: skip
         self.max_len = max_len
@@ -62,14 +62,14 @@ class TierBench:
         known = Rates(
             bytes_per_s_by_route={route: speed for route, speed in speeds.items() if speed},
             prefill_token_s=1e-2,
-            block_bytes=BYTES,
+            block_bytes=rates.block_bytes,
             block_size=block,
         )  # fmt: skip
         self.cache = CacheManager(
             blocks, block, b"sim", host_blocks=host, disk_blocks=disk, rates=lambda: known,
             limits=limits or TierLimits(always_loads=mode == "swap"),
         )  # fmt: skip
-        self.machine = SimMachine(self.book, block, VOCAB, self.clock, max_rows=seqs + 1)
+        self.machine = SimMachine(self.book, block, VOCAB, self.clock, max_rows=seqs + 1, step_s=step_s)
         self.mover = SimMover(self.machine, self.clock, has_host=host > 0, rates=rates, fate=fate)
         self.record = StepRecord.open(seqs + 1)
         chooser = SwapChooser(mode, lambda: known)
