@@ -117,6 +117,11 @@ class SimMover:
         times = [due_s for lane in self._lanes.values() if (due_s := self._next(lane)) is not None]
         return min([*times, *(due_s for due_s, _ in self._returning)], default=None)
 
+    def wait_landing(self, seconds: float) -> None:
+        """Advance the clock to the next landing, but by this time at most."""
+        now_s, due_s = self._clock.now_s(), self.next_landing_s
+        self._clock.advance(seconds if due_s is None else max(0.0, min(seconds, due_s - now_s)))
+
     def _ends(self, route: Route) -> tuple[Tier, Tier]:
         gateway = self._gateway
         return {

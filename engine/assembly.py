@@ -33,6 +33,7 @@ from tiercel.engine.models.tiered_experts import ExpertTier
 from tiercel.engine.native.library import NativeLibrary, load_library
 from tiercel.engine.news import NEWS_S, NewsTeller
 from tiercel.engine.progress import LoadProgress, Outbox
+from tiercel.engine.restore_wait import RestoreWait
 from tiercel.engine.sampling import open_sampler
 from tiercel.engine.steering import Steering, daily_blocks, policy_of, step_limits
 from tiercel.engine.step.flight import StepRunner
@@ -55,7 +56,7 @@ from tiercel.scheduler.step_goal import log_goal
 from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import EngineSettings
 from tiercel.step_record import StepRecord
-from tiercel.tier import Capacity, KVSpec
+from tiercel.tier import Capacity, KVSpec, Route
 from tiercel.wire import Loading
 
 log = logging.getLogger(__name__)
@@ -243,6 +244,10 @@ def assemble(
     device.give_back_cached()
     steering = Steering(book, planner, cache, settings, most_tokens, yields=yields)
     release = DiskRelease(tiers, cache.background, mailbox, wake)
+    mover = wrap_mover(tiers.mover)
+    if tiers.host is not None and settings.calibration_s and mover is tiers.mover:
+        # Only where measurements predict the ends of steps: a plan that is put off too long costs device time.
+        mover = RestoreWait(tiers.mover, lambda blocks: rates.rates.load_s(Route.RESTORE, blocks), clock)
     loop = EngineLoop(
         book,
         cache,
@@ -251,7 +256,7 @@ def assemble(
         mailbox,
         clock,
         settings.async_depth,
-        wrap_mover(tiers.mover),
+        mover,
         steering,
         MemoryRelief(planner, device.give_back_cached),
         lambda: tiers.disk_state,

@@ -14,6 +14,7 @@ from tiercel.engine.gauges import GaugeReader
 from tiercel.engine.grammar_queue import GrammarQueue, Grammars, NoGrammars
 from tiercel.engine.prompt_results import PromptResults
 from tiercel.engine.reports import Post, Reporter
+from tiercel.engine.restore_wait import RestoreWait
 from tiercel.engine.step.flight import Flight, RefusedFlight, StepRunner
 from tiercel.engine.step.memory_relief import NO_MEMORY, MemoryRelief
 from tiercel.engine.tenant_reload import TenantReload
@@ -118,6 +119,7 @@ class EngineLoop:
         self._clock = clock
         self._depth = depth
         self._mover = mover or NoMover()
+        self._patience = mover if isinstance(mover, RestoreWait) else None  # None: a plan is never put off
         self._steering = steering
         self._relief = relief or MemoryRelief(planner)
         self._release_disk = release_disk
@@ -299,8 +301,14 @@ class EngineLoop:
 
     def _land(self) -> None:
         """Book the transfers that have ended, and prefetch for the first waiting sequences."""
-        for seq, tokens in self._cache.land(self._mover.poll()):
-            self._book.restored(seq, tokens)
+        while True:
+            for seq, tokens in self._cache.land(self._mover.poll()):
+                self._book.restored(seq, tokens)
+            if not self._flights or self._patience is None:
+                break
+            begun_s = max(self._started_s[0], self._committed_s)
+            if not self._patience.wait(begun_s + self._book.policy.in_flight_ms / 1e3):
+                break
         self._order = self._planner.order(self._clock.now_s())
         self._cache.expect(self._order)
 

@@ -147,6 +147,7 @@ class StoreMover:
             SlotId, object
         ] = {}  # landed, to be signed; the token is removed when the slot is overwritten
         self._landed: deque[tuple[Transfer, Landing]] = deque()
+        self._has_landed = threading.Event()  # since the last poll
         self._at_disk: dict[int, Transfer] = {}
         routes = [*self._directions]
         routes += [Route.PERSIST, Route.PREFETCH] if disk is not None else []
@@ -175,12 +176,17 @@ class StoreMover:
         if self._lost is not None:
             raise self._lost
         landings: list[Landing] = []
+        self._has_landed.clear()  # before looking: what lands meanwhile is either seen now or set again
         while self._landed:
             transfer, landing = self._landed.popleft()
             landings.append(self._settle(transfer, landing))
         if self._disk is not None:
             landings += [self._disk_landing(result) for result in self._disk.poll()]
         return landings
+
+    def wait_landing(self, seconds: float) -> None:
+        """Sleep, with the GIL released, until a copy between memory tiers has landed, but not longer than this."""
+        self._has_landed.wait(seconds)
 
     def next_deadline_s(self) -> float | None:
         """Return when the oldest read from the disk will be late. Poll by then: `wake` is not called for it."""
@@ -376,6 +382,7 @@ class StoreMover:
     def _land(self, transfer: Transfer, verdict: Verdict, seconds: float, runs: int) -> None:
         """Report a landing with the next poll. Called on a worker."""
         self._landed.append((transfer, Landing(transfer.id, verdict, seconds, runs)))
+        self._has_landed.set()
         self._wake()
 
     def _settle(self, transfer: Transfer, landing: Landing) -> Landing:

@@ -22,7 +22,7 @@ from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
-from tiercel.scheduler.policy import PolicyName, open_policy
+from tiercel.scheduler.policy import Policy, PolicyName, open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import PreemptionMode
@@ -45,21 +45,22 @@ class TierBench:
     def __init__(
         self, *, blocks: int = 24, host: int = 60, disk: int = 0, depth: int = 1, seqs: int = 6, tokens: int = 16,
         mode: PreemptionMode = "swap", fate: Callable[[Transfer], Verdict] | None = None,
-        limits: TierLimits | None = None, rates: SimRates = SLOW, policy: PolicyName = "fcfs", chunk: int = 0,
+        limits: TierLimits | None = None, rates: SimRates = SLOW, policy: PolicyName | Policy = "fcfs", chunk: int = 0,
         block: int = BLOCK, max_len: int = MAX_MODEL_LEN, step_s: StepTime = plain_step_s,
         wrap: Callable[[SimMover, ManualClock], Mover] = lambda mover, _: mover,
     ) -> None:  # fmt: skip
         self.max_len = max_len
         self.clock = ManualClock(100.0)
         self.client = Client()
-        self.book = SequenceBook(open_policy(policy, step_ms=2.0, patience_s=1.0), max_len, END)
+        opened = open_policy(policy, step_ms=2.0, patience_s=1.0) if isinstance(policy, str) else policy
+        self.book = SequenceBook(opened, max_len, END)
         speeds = {
             Route.SPILL: host and rates.spill_bytes_per_s,
             Route.RESTORE: host and rates.restore_bytes_per_s,
             Route.PERSIST: disk and rates.disk_write_bytes_per_s,
             Route.PREFETCH: disk and rates.disk_read_bytes_per_s,
         }
-        known = Rates(
+        self.known = known = Rates(
             bytes_per_s_by_route={route: speed for route, speed in speeds.items() if speed},
             prefill_token_s=1e-2,
             block_bytes=rates.block_bytes,

@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator
 
@@ -325,4 +326,22 @@ def test_any_mix_of_transfers_leaves_the_expected_bytes(memfd: int, seed: int) -
     assert {slot: content(bench.host, slot) for slot in host} == host
     assert dict(bench.host.journal.records()) == key_by_slot
     assert all(bench.mover.bytes_in_flight(route) == 0 for route in Route)
+    bench.mover.close()
+
+
+def test_waiting_for_a_landing_ends_with_it_or_with_the_time() -> None:
+    lane = GatedLane()
+    bench = MoverBench(lane=lane)
+    bench.begin(Route.RESTORE, slots(1), slots(2))
+    began_s = time.monotonic()
+    bench.mover.wait_landing(0.02)
+    assert time.monotonic() - began_s >= 0.02
+    assert not bench.mover.poll()
+    threading.Timer(0.01, lane.gate.release).start()
+    bench.mover.wait_landing(30.0)
+    assert time.monotonic() - began_s < 10.0
+    assert [landing.verdict for landing in bench.mover.poll()] == [Verdict.LANDED]
+    began_s = time.monotonic()
+    bench.mover.wait_landing(0.02)  # the landing that was polled does not count again
+    assert time.monotonic() - began_s >= 0.02
     bench.mover.close()
