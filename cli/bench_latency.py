@@ -50,7 +50,7 @@ def bench_latency(given: dict[str, Any]) -> int:
     own = read_options(LatencyFlags, {name: given.pop(name) for name in options_of(LatencyFlags) if name in given})
     own.check()
     plan = plan_offline(given)
-    size, max_num_seqs = own.batch_size, plan.settings.max_num_seqs
+    size, max_num_seqs = own.batch_size, plan.settings.sequences
     if size > max_num_seqs:
         raise ConfigError(
             "bench.flag", f"--batch-size {size} exceeds --max-num-seqs {max_num_seqs}: it would run as several batches"

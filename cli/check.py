@@ -38,12 +38,12 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
     from tiercel.cli.model_facts import LoadedDevice, read_model_facts
     from tiercel.device.registry import open_device
     from tiercel.engine.measure.machine_rates import measure_machine
-    from tiercel.engine.memory.capacity import size_pool, step_tokens
+    from tiercel.engine.memory.capacity import for_device, size_pool, step_tokens
     from tiercel.engine.models.precision import CpuProducts
     from tiercel.engine.native.library import find_library
 
-    engine = settings.engine
-    device = open_device(engine.device, engine.threads)
+    device = open_device(settings.engine.device, settings.engine.threads)
+    engine = for_device(settings.engine, device)
     library = find_library() if device.name == "cpu" else "not for a GPU"
     products = CpuProducts.of(None if isinstance(library, str) else library) if device.name == "cpu" else None
     facts = read_model_facts(engine, products)
@@ -80,12 +80,12 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
             "pool": f"{show_bytes(capacity.kv_bytes)} = {capacity.blocks:,} blocks of {capacity.block_size} tokens"
             + ("" if device.name == "cpu" else ", minus the memory of steps, measured at start"),
             "room for": f"{tokens:,} tokens, {tokens / capacity.max_model_len:.1f} sequences of the full context",
-            "step": f"{step_tokens(engine, device):,} tokens, {engine.max_num_seqs:,} sequences",
+            "step": f"{step_tokens(engine, device):,} tokens, {engine.sequences:,} sequences",
         },
     )
     if device.name == "cpu":
         rates = measure_machine(facts.precision.activations, device.processors)
-        speeds = dict(_speeds(facts, capacity, rates, device.processors, engine.max_num_seqs))
+        speeds = dict(_speeds(facts, capacity, rates, device.processors, engine.sequences))
         yield "Predicted speed of decoding", speeds
 
 

@@ -51,6 +51,10 @@ Tenants, their keys, weights and limits are in the tenants file: see [tenants.md
 The flag is the key with two dashes in front; `--no-` turns a switch off. The variable is `TIERCEL_` and the key in
 capitals with `_`: `max-num-seqs`, `--max-num-seqs`, `TIERCEL_MAX_NUM_SEQS`. Sizes are written as `512M` or `2GiB`,
 lengths as `8k` (8,000) or `8K` (8,192).
+
+A default that depends on the device is empty here and in `tiercel config show`, because only the engine process knows
+the device: `max-num-seqs`, `max-num-batched-tokens`, and the sizes of KV. The engine logs what it chose (`defaults` and
+`capacity`). While `max-num-seqs` has its default it can be lowered, and raised again up to 256.
 """
 
 

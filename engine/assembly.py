@@ -22,7 +22,7 @@ from tiercel.engine.measure.rate_book import RateBook
 from tiercel.engine.measure.rates import measure_rates
 from tiercel.engine.measure.split_search import open_splits_file
 from tiercel.engine.measure.step_times import open_step_times
-from tiercel.engine.memory.capacity import show_arithmetic, size_pool, step_tokens
+from tiercel.engine.memory.capacity import for_device, show_arithmetic, size_pool, step_tokens
 from tiercel.engine.memory.tiers import Tiers, open_tiers
 from tiercel.engine.models.base import Model, kv_spec
 from tiercel.engine.models.decoder import Decoder, PrefersNative
@@ -162,7 +162,9 @@ def open_engine(
     see `EngineLoop`.
     """
     device = device or open_device(settings.device, settings.threads)
+    settings = for_device(settings, device)
     torch_device = torch.device(device.name)
+    log.info("defaults sequences=%d step_tokens=%d", settings.sequences, step_tokens(settings, device))
     library = load_library() if device.name == "cpu" else None
     attention = open_attention(settings.attention_backend, torch_device, device.processors, device.capability)
     choice = _open_choice(settings.cache_folder, device.processors, library)
@@ -202,10 +204,11 @@ def assemble(
     wrap_mover: Callable[[Mover], Mover] = lambda mover: mover,
 ) -> Engine:
     """Open an engine on a loaded model. See `open_engine`."""
+    settings = for_device(settings, device)
     spec = kv_spec(model, settings.block_size)
     place, lane = torch.device(device.name), device.open_lane()
     experts = model.tier if isinstance(model, Decoder) else None
-    max_rows = settings.max_num_seqs + 1  # one suspect is admitted beyond the limit
+    max_rows = settings.sequences + 1  # one suspect is admitted beyond the limit
     library = load_library() if device.name == "cpu" else None
     sampler = open_sampler(max_rows, model.vocab_size, place, model.precision.activations, library)
     # An id beyond the logits cannot be sampled, and banning it until min_tokens would be out of range.
@@ -269,7 +272,7 @@ def assemble(
     )
     upkeep = Upkeep(tiers, rates, cache.background, clock, policy.costs if settings.calibration_s else None)
     parts = (loop, model, cache, tiers, upkeep, release, lane, device, capacity, clock, grammars, experts)
-    return Engine(*parts, book, most_tokens, settings.max_num_seqs)
+    return Engine(*parts, book, most_tokens, settings.sequences)
 
 
 def _record_graphs(
@@ -292,7 +295,7 @@ def _record_graphs(
     def report_progress(done: int, total: int) -> None:
         mailbox.post(Loading(f"recording CUDA graphs {done} of {total}"))
 
-    sizes = graph_sizes(settings.max_num_seqs)
+    sizes = graph_sizes(settings.sequences)
     graphs = record_graphs(model, kv, max_rows, max_blocks, lane, recorder, sizes, report_progress)
     if graphs is None:
         device.give_back_cached()  # the memory of graphs that were dropped

@@ -15,7 +15,7 @@ from tiercel.device.base import Device
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.measure.stopwatch import Laps, Stopwatch
-from tiercel.engine.memory.capacity import step_tokens
+from tiercel.engine.memory.capacity import for_device, step_tokens
 from tiercel.engine.wake import Wake
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId
@@ -67,6 +67,7 @@ class EngineFacts:
     block_size: int  # tokens
     blocks: int  # of the device tier
     step_tokens: int  # the token budget of a step
+    sequences: int  # that may run at once
     kv_bytes: int
     weights_bytes: int
 
@@ -150,6 +151,7 @@ class OfflineEngine:
             block_size=capacity.block_size,
             blocks=capacity.blocks,
             step_tokens=step_tokens(self._settings, engine.device),
+            sequences=for_device(self._settings, engine.device).sequences,
             kv_bytes=capacity.kv_bytes,
             weights_bytes=capacity.weights_bytes,
         )

@@ -92,7 +92,7 @@ def serve(
     configure_log(first.settings.log_level, first.settings.log_format)
     started_s = clock.now_s()
     try:
-        record = StepRecord.open(first.settings.max_num_seqs + 1, record_fd)
+        record = StepRecord.open(first.settings.record_rows, record_fd)
         engine = opens(first.settings, mailbox, wake, clock, arena_fd, record)
     except ConfigError as error:
         mailbox.post(Failed(error.code, str(error)))

@@ -4,6 +4,8 @@ import logging
 from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec import structs
+
 from tiercel.kvcache.manager import CacheManager
 from tiercel.log import set_log_level
 from tiercel.scheduler.book import SequenceBook
@@ -31,7 +33,7 @@ def pace_of(settings: EngineSettings, costs: StepCosts, most_tokens: int, *, yie
 
     `yields`: steps without decodes keep the goal, too, or hold the fewest tokens that do not waste time.
     """
-    step_ms = costs.predict_ms(most_tokens, settings.max_num_seqs, 0)
+    step_ms = costs.predict_ms(most_tokens, settings.sequences, 0)
     limits = step_limits(settings, most_tokens, 0)
     if limits.tbt_goal_ms:
         least = costs.predict_ms(settings.block_size, 1, 0)
@@ -53,7 +55,7 @@ def step_limits(settings: EngineSettings, most_tokens: int, block_bytes: int, *,
     is_default = settings.tbt_goal_s is None
     goal_ms = 1e3 * (DEFAULT_GOAL_S if settings.tbt_goal_s is None else settings.tbt_goal_s)
     return StepLimits(
-        settings.max_num_seqs,
+        settings.sequences,
         most_tokens,
         settings.long_prefill_token_threshold,
         settings.max_long_partial_prefills,
@@ -75,7 +77,7 @@ def _goal_keys(settings: EngineSettings) -> tuple[float | None, float]:
 
 
 def _pace_keys(settings: EngineSettings) -> tuple[float | None, float, int]:
-    return *_goal_keys(settings), settings.max_num_seqs
+    return *_goal_keys(settings), settings.sequences
 
 
 class Steering:
@@ -93,18 +95,20 @@ class Steering:
         self._planner = planner
         self._cache = cache
         self._settings = settings
-        self._most_seqs = settings.max_num_seqs
+        self._most_seqs = settings.sequences
         self._most_tokens = most_tokens
         self._yields = yields
 
     def steer(self, settings: EngineSettings, now_s: float) -> None:
         """Use these settings from the next step on. Call between two steps."""
+        if settings.max_num_seqs is None:  # the default was chosen by device at the start
+            settings = structs.replace(settings, max_num_seqs=self._most_seqs)
         before, self._settings = self._settings, settings
         limits = self._planner.limits
         self._planner.set_limits(
             replace(
                 step_limits(settings, self._most_tokens, limits.block_bytes, yields=self._yields),
-                max_num_seqs=min(settings.max_num_seqs, self._most_seqs),
+                max_num_seqs=min(settings.sequences, self._most_seqs),
             )
         )
         step_ms, patience_s = pace_of(settings, self._book.policy.costs, self._most_tokens, yields=self._yields)

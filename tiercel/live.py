@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import cast
 
-from tiercel.settings import SETTINGS
+from tiercel.settings import DEFAULT_SEQUENCES, SETTINGS
 
 
 def changed_settings(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
@@ -20,7 +20,11 @@ def why_restart(name: str, started: Mapping[str, object], after: Mapping[str, ob
     if not option.is_live:
         return option.group.why_fixed
     if option.at_most_as_started:
-        most = cast(int, started[name])
-        if cast(int, after[name]) > most:
+        most, wanted = cast(int | None, started[name]), cast(int | None, after[name])
+        if wanted is None:  # as many as at the start
+            return None
+        if most is None and wanted > DEFAULT_SEQUENCES:
+            return f"the server started with the default, which is {DEFAULT_SEQUENCES:,} on some devices"
+        if most is not None and wanted > most:
             return f"the server started with {most:,}, and memory for that many is laid out"
     return None

@@ -50,6 +50,8 @@ AttentionName = Literal["auto", "sdpa", "grouped", "native", "triton", "fa3"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 
 MAX_CONTEXT_TOKENS: Final = 16 * 1024 * 1024
+DEFAULT_SEQUENCES: Final = 256  # that may run, unless the device has a larger default
+MOST_DEFAULT_SEQUENCES: Final = 1024  # the largest default: see `engine.memory.capacity.for_device`
 _MAX_KV_BYTES = 1024 * 1024 * GIB
 _DAY_S = 86_400
 
@@ -64,15 +66,9 @@ _names = partial(Option, read=read_names, expects=NAMES)
 class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
     """Settings of the engine process: they travel in the `Start` frame."""
 
-    dtype: Annotated[
-        Dtype,
-        Option(
-            MODEL,
-            "Data type of weights and KV.",
-            "TYPE",
-            read=read_dtype,
-        ),
-    ] = "auto"  # the checkpoint's
+    dtype: Annotated[Dtype, Option(MODEL, "Data type of weights and KV.", "TYPE", read=read_dtype)] = (
+        "auto"  # the checkpoint's
+    )
     kv_cache_dtype: Annotated[
         CacheDtype,
         Option(
@@ -134,15 +130,9 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
             within=(1, 256),
         ),
     ] = 16
-    gpu_memory_utilization: Annotated[
-        float,
-        Option(
-            MEMORY,
-            "Share of device memory.",
-            "SHARE",
-            within=(0.01, 1),
-        ),
-    ] = 0.92  # for weights, activations and KV
+    gpu_memory_utilization: Annotated[float, Option(MEMORY, "Share of device memory.", "SHARE", within=(0.01, 1))] = (
+        0.92  # for weights, activations and KV
+    )
     kv_cache_memory_bytes: Annotated[
         int | None,
         _size(
@@ -199,20 +189,24 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
     )
 
     max_num_seqs: Annotated[
-        int,
+        int | None,
         Option(
             SCHEDULER,
-            "Maximum running sequences.",
+            "Maximum running sequences; default: 256; on a GPU with 70 GiB 512, with 130 GiB 1024.",
             "N",
             within=(1, 65_536),
             is_live=True,
             at_most_as_started=True,  # the rows of a batch are laid out at the start
         ),
-    ] = 256
+    ] = None  # chosen by device, in the engine process
     max_num_batched_tokens: Annotated[
         int | None,
-        _length(SCHEDULER, "Maximum tokens per step.", within=(1, MAX_CONTEXT_TOKENS)),
-    ] = None  # chosen by device
+        _length(
+            SCHEDULER,
+            "Maximum tokens per step; default: 256 on a CPU, 2048 on a GPU, with 70 GiB 8192.",
+            within=(1, MAX_CONTEXT_TOKENS),
+        ),
+    ] = None  # chosen by device, in the engine process
     long_prefill_token_threshold: Annotated[
         int,
         _length(
@@ -270,6 +264,16 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
     async_scheduling: Annotated[bool, Option(SCHEDULER, "Launch one step ahead of the commit.", is_rare=True)] = True
 
     cache_folder: str | None = None  # keeps measured and computed results; set by `tiercel.config`; None = nowhere
+
+    @property
+    def sequences(self) -> int:
+        """Maximum running sequences; without a setting, those of a device without a larger default."""
+        return self.max_num_seqs or DEFAULT_SEQUENCES
+
+    @property
+    def record_rows(self) -> int:
+        """Rows of the step record, which is laid out before the device is known: one suspect is admitted beyond."""
+        return (self.max_num_seqs or MOST_DEFAULT_SEQUENCES) + 1
 
     @property
     def async_depth(self) -> int:

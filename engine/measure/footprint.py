@@ -94,7 +94,7 @@ def measure_footprint(
         return Footprint()
     tokens = step_tokens(settings, device)
     longest = min(settings.max_model_len or model.max_model_len, model.max_model_len)
-    seqs = settings.max_num_seqs
+    seqs = settings.sequences
     chunk = min(tokens, longest)
     sizes = graph_sizes(seqs) if wants_graphs(settings, model) else ()
     free = device.free_bytes()

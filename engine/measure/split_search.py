@@ -193,7 +193,7 @@ def calibrate_splits(
     spec = kv_spec(model, settings.block_size)
     lane = device.open_lane()
     bench = SplitBench(model, spec, lane)
-    points = bench.points(step_tokens(settings, device), settings.max_num_seqs)
+    points = bench.points(step_tokens(settings, device), settings.sequences)
     rows = search(bench, points, seconds, on_row)
     lane.close()
     file = open_splits_file(settings.cache_folder, machine_facts(settings, model, spec, device))

@@ -68,7 +68,7 @@ def limits_of(settings: EngineSettings, model: Model, device: Device, capacity: 
     if longest < (settings.max_model_len or model.max_model_len):
         longest = _rounded(longest)
     return GridLimits(
-        max_num_seqs=settings.max_num_seqs,
+        max_num_seqs=settings.sequences,
         step_tokens=step_tokens(settings, device),
         max_model_len=longest,
         kv_tokens=_rounded(min(capacity.blocks * capacity.block_size, max(FAR_CONTEXT, longest))),

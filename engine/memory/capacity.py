@@ -2,14 +2,19 @@
 
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from tiercel.device.volume_layout import fit_layout
 from tiercel.errors import ConfigError
 from tiercel.kvcache.store.memory_file import KeptMemory
-from tiercel.settings import EngineSettings
+from tiercel.settings import DEFAULT_SEQUENCES, MOST_DEFAULT_SEQUENCES, EngineSettings
 from tiercel.tier import Capacity, KVSpec
 from tiercel.units import GIB, show_bytes
 
 DEFAULT_STEP_TOKENS = {"cpu": 256, "cuda": 2048}
+LARGE_STEP_TOKENS = 8192  # of a GPU from `_LARGE_BYTES` on, as in vLLM
+_LARGE_BYTES = 70 * GIB  # such as H100 and A100 with 80 GB
+_SEQUENCES = ((130 * GIB, MOST_DEFAULT_SEQUENCES), (_LARGE_BYTES, 512))  # from this size of a GPU on; such as H200
 _CPU_SHARE = 0.4  # of free memory; the rest is for other programs and the page cache
 _MAX_CPU_BYTES = 4 * GIB
 _HOST_SHARE = 0.25  # of free host memory, for a DDR tier without --kv-host-size
@@ -28,10 +33,27 @@ class DeviceMemory(Protocol):
     def host_free_bytes(self) -> int: ...
 
 
+def for_device(settings: EngineSettings, device: DeviceMemory) -> EngineSettings:
+    """Return the settings with the defaults that depend on the device: sequences, and tokens of a step.
+
+    A GPU with much memory has the KV of more sequences, and reads its weights once for all of them. None of these
+    defaults has been measured on a GPU yet.
+    """
+    size = device.total_bytes() if device.name == "cuda" else 0
+    sequences = next((count for least, count in _SEQUENCES if size >= least), DEFAULT_SEQUENCES)
+    tokens = LARGE_STEP_TOKENS if size >= _LARGE_BYTES else DEFAULT_STEP_TOKENS[device.name]
+    return replace(
+        settings,
+        max_num_seqs=settings.max_num_seqs or sequences,
+        max_num_batched_tokens=settings.max_num_batched_tokens or tokens,
+    )
+
+
 def step_tokens(settings: EngineSettings, device: DeviceMemory) -> int:
     """Return the token budget of a step: at least one token for every sequence that may run."""
-    budget = settings.max_num_batched_tokens or DEFAULT_STEP_TOKENS[device.name]
-    return max(budget, settings.max_num_seqs)
+    chosen = for_device(settings, device)
+    assert chosen.max_num_batched_tokens is not None  # for the type checker
+    return max(chosen.max_num_batched_tokens, chosen.sequences)
 
 
 def is_unified(settings: EngineSettings, device: DeviceMemory) -> bool:
@@ -116,7 +138,7 @@ def _device_blocks(
     free = _free_bytes(settings, device, available, reserved)
     blocks = settings.num_gpu_blocks_override or free // spec.block_bytes - 1
     if settings.num_gpu_blocks_override is None and settings.kv_cache_memory_bytes is None:
-        blocks = min(blocks, per_sequence * settings.max_num_seqs)
+        blocks = min(blocks, per_sequence * settings.sequences)
     if blocks < 1 or (settings.num_gpu_blocks_override and (blocks + 1) * spec.block_bytes > available):
         raise ConfigError(
             "kv.no_room",

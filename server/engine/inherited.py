@@ -45,7 +45,7 @@ class InheritedResources:
             closing.callback(os.close, arena_fd)
             record_fd = os.memfd_create("tiercel-steps")
             closing.callback(os.close, record_fd)
-            record = StepRecord.open(settings.max_num_seqs + 1, record_fd)
+            record = StepRecord.open(settings.record_rows, record_fd)
             lock_fds: list[int] = []
             locks = closing.enter_context(ExitStack())
             for folder in settings.kv_disk_paths:

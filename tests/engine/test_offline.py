@@ -64,7 +64,7 @@ def test_the_facts_are_those_of_the_opened_engine(engine: OfflineEngine) -> None
     assert (facts.device, facts.dtype) == ("cpu", "float32")
     assert facts.attention == ("GroupedAttention" if load_library() is None else "NativeAttention")
     assert (facts.blocks, facts.block_size, facts.max_model_len, facts.vocab_size) == (128, 16, 256, 1792)
-    assert facts.step_tokens >= SETTINGS.max_num_seqs
+    assert facts.step_tokens >= SETTINGS.sequences
 
 
 def test_an_answer_of_another_length_is_an_error_that_names_the_request(engine: OfflineEngine) -> None:

@@ -156,6 +156,9 @@ def test_the_limit_of_sequences_can_be_lowered_and_not_raised_above_its_start() 
     assert seen == 3
     bench.set(replaced("fair", max_num_seqs=500))
     assert bench.simulation.planner.limits.max_num_seqs == 8
+    bench.set(replaced("fair", max_num_seqs=3))
+    bench.set(replaced("fair", max_num_seqs=None))  # the default, which was chosen at the start
+    assert bench.simulation.planner.limits.max_num_seqs == 8
     bench.finish()
 
 

@@ -381,7 +381,7 @@ async def _main(fd: int, record_fd: int) -> int:
             die_of_prompt_with=_number("FAKE_POISON"),
             hang_at_step=_number("FAKE_HANG_AT"),
         ),
-        StepRecord.open(EngineSettings(model="").max_num_seqs + 1, record_fd),
+        StepRecord.open(EngineSettings(model="").record_rows, record_fd),
     )
     await engine.open(socket.socket(fileno=fd))
     await engine.closed.wait()

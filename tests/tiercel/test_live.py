@@ -44,3 +44,12 @@ def test_max_num_seqs_never_exceeds_its_value_at_the_start(number: int, may: boo
     reason = why_restart("max_num_seqs", DEFAULTS | {"max_num_seqs": 100}, DEFAULTS | {"max_num_seqs": number})
     assert (reason is None) == may
     assert may or "started with 100" in str(reason)
+
+
+@pytest.mark.parametrize(("number", "may"), [(None, True), (256, True), (257, False)])
+def test_a_default_that_the_device_chose_may_be_lowered(number: int | None, may: bool) -> None:
+    """Only the engine knows how many it chose, and 256 is the least."""
+    reason = why_restart("max_num_seqs", DEFAULTS, DEFAULTS | {"max_num_seqs": number})
+    assert (reason is None) == may
+    assert may or "the default, which is 256 on some devices" in str(reason)
+    assert why_restart("max_num_seqs", DEFAULTS | {"max_num_seqs": 8}, DEFAULTS) is None

@@ -92,7 +92,7 @@ def measure(
     device: CpuDevice, model: Watched, lane: object | None = None, **changes: object
 ) -> tuple[Footprint, CountingSampler]:
     settings = EngineSettings(model="unused", **changes)  # type: ignore[arg-type]
-    sampler = CountingSampler(settings.max_num_seqs + 1)
+    sampler = CountingSampler(settings.sequences + 1)
     used = lane or InlineLane()
     return measure_footprint(settings, model, sampler, SPEC, device, used, HERE), sampler  # type: ignore[arg-type]
 

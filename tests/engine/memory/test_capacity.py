@@ -3,7 +3,7 @@
 import pytest
 
 from tiercel.device.base import Lane
-from tiercel.engine.memory.capacity import show_arithmetic, size_pool, step_tokens
+from tiercel.engine.memory.capacity import for_device, show_arithmetic, size_pool, step_tokens
 from tiercel.errors import ConfigError
 from tiercel.kvcache.store.memory_file import KeptMemory
 from tiercel.settings import EngineSettings
@@ -156,3 +156,33 @@ def test_a_kept_arena_defines_the_size_and_is_not_counted_twice() -> None:
 def test_impossible_tiers_are_rejected_with_the_numbers(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         size_pool(settings(kv_cache_memory_bytes=64 * MIB, **changes), SPEC, Machine("cpu", 1 * GIB), 4096, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "total_gib", "tokens", "sequences"),
+    [
+        ("cpu", 500, 256, 256),
+        ("cuda", 24, 2048, 256),
+        ("cuda", 69.9, 2048, 256),
+        ("cuda", 79.1, 8192, 512),  # H100, A100
+        ("cuda", 140.4, 8192, 1024),  # H200
+    ],
+)
+def test_a_gpu_with_much_memory_has_larger_defaults(name: str, total_gib: float, tokens: int, sequences: int) -> None:
+    device = Machine(name, GIB, int(total_gib * GIB))
+    chosen = for_device(settings(), device)
+    assert (chosen.max_num_batched_tokens, chosen.max_num_seqs) == (tokens, sequences)
+    assert step_tokens(settings(), device) == max(tokens, sequences)
+    assert for_device(chosen, Machine("cpu", GIB)) == chosen  # chosen once, for all parts of the engine
+
+
+def test_values_that_were_given_are_no_defaults() -> None:
+    given = settings(max_num_seqs=3, max_num_batched_tokens=100)
+    assert for_device(given, Machine("cuda", GIB, 140 * GIB)) == given
+
+
+def test_the_record_of_steps_has_room_for_every_default() -> None:
+    for total in (1, 80, 140, 1000):
+        chosen = for_device(settings(), Machine("cuda", GIB, total * GIB))
+        assert chosen.record_rows <= settings().record_rows
+    assert settings(max_num_seqs=3).record_rows == 4
