@@ -41,7 +41,7 @@ SECTIONS = (
     Section("disk", "the SSD tier through its own threads", 15),
     Section("replay", "context switches under changing priorities, on the device", 90, is_extra=True),
     Section("switches", "context switches, simulated, at the measured speed of copies; no GPU", 240, is_extra=True),
-    Section("peer", "vLLM on the same requests", 200, needs_peer=True),
+    Section("peer", "vLLM on the same requests, in two configurations", 420, needs_peer=True),
 )
 
 

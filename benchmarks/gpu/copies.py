@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.targets import batch_verdict, values_of
 from benchmarks.gpu.timing import DEVICE, elapsed_ms
 from tiercel.device.base import CopyLane, Device
 from tiercel.device.cuda import open_cuda
@@ -20,6 +21,7 @@ TOTAL_BYTES = 1 << 30  # in each direction
 BLOCK_BYTES = 2 * MIB  # 16 tokens of Llama-3-8B
 PIECE_KIB = (2048, 64, 16, 4, 28, 256, 512, 8192, 32768)
 QUICK_PIECE_KIB = (2048, 64, 8192)
+SINGLE_KIB = (2048, 64)  # compared with batches of the same blocks
 MAX_PIECES = 8192
 GROUP_BLOCKS = 8  # neighbouring blocks that a block allocator is likely to return together
 _TURNS = 3
@@ -94,8 +96,11 @@ def run(bench: Bench) -> None:
             if bench.has_time(f"{kib} KiB", 1.0):
                 with bench.part(f"{kib} KiB"):
                     lanes(bench, ends, total, kib, f"{kib}_kib", (down, up), 1)
-        with bench.part("one by one"):
-            singly(bench, ends, total)
+        for kib in SINGLE_KIB:
+            if bench.has_time(f"{kib} KiB one by one", 1.0):
+                with bench.part(f"{kib} KiB one by one"):
+                    singly(bench, ends, total, kib)
+        print(f"  {batch_verdict(values_of(bench.result.figures))}", flush=True)
     finally:
         down.close()
         up.close()
@@ -158,18 +163,19 @@ def beside(pool: ThreadPoolExecutor, jobs: dict[str, tuple[CopyLane, Extents]]) 
     return dict(zip(jobs, pool.map(keep, jobs), strict=True))
 
 
-def singly(bench: Bench, ends: Ends, total: int) -> None:
-    """Measure one call per block, as on a driver without batches."""
-    stream = torch.cuda.Stream()
-    slots = total // BLOCK_BYTES
-    host, device = (end.view(slots, -1) for end in (ends.hosts[0], ends.devices[0]))
-    order = list(range(slots))
+def singly(bench: Bench, ends: Ends, total: int, kib: int) -> None:
+    """Measure one call per block in each direction, as on a driver without batches."""
+    stream, size = torch.cuda.Stream(), kib * 1024
+    places = min(total // size, MAX_PIECES)
+    order = list(range(places))
     random.Random(3).shuffle(order)
+    for way, target, source in (("down", ends.hosts[0], ends.devices[0]), ("up", ends.devices[0], ends.hosts[0])):
+        targets, sources = (end[: places * size].view(places, size) for end in (target, source))
 
-    def restore() -> None:
-        with torch.cuda.stream(stream):
-            for slot in order:
-                device[slot].copy_(host[slot], non_blocking=True)
-        stream.synchronize()
+        def copy(targets: torch.Tensor = targets, sources: torch.Tensor = sources) -> None:
+            with torch.cuda.stream(stream):
+                for place in order:
+                    targets[place].copy_(sources[place], non_blocking=True)
+            stream.synchronize()
 
-    bench.record("up_one_by_one", rate(restore, total), "GB/s", kib=BLOCK_BYTES // 1024, copies=slots)
+        bench.record(f"{way}_{kib}_kib_one_by_one", rate(copy, places * size), "GB/s", kib=kib, copies=places)

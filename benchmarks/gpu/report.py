@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from benchmarks.gpu.figure import Figure, SectionResult
-from benchmarks.gpu.targets import TARGETS, overlap_verdict, values_of
+from benchmarks.gpu.targets import TARGETS, batch_verdict, overlap_verdict, values_of
 
 FORMAT = 1
 
@@ -28,6 +28,7 @@ def as_json(facts: Mapping[str, object], results: Sequence[SectionResult]) -> di
             for target in TARGETS
         ],
         "overlap": overlap_verdict(values),
+        "batches": batch_verdict(values),
         "sections": [asdict(result) for result in results],
     }
 
@@ -44,7 +45,7 @@ def as_table(facts: Mapping[str, object], results: Sequence[SectionResult]) -> s
         value = values.get(target.figure)
         told = "" if value is None else f"{show(value)} {target.unit}".strip()
         lines.append(f"| {target.text} | {limit} | {told} | {target.verdict(values)} |")
-    lines += ["", overlap_verdict(values)]
+    lines += ["", overlap_verdict(values), "", batch_verdict(values)]
     for result in results:
         lines += ["", f"## {result.section}, {result.seconds:.0f} s", ""]
         if result.figures:

@@ -85,6 +85,7 @@ def preempted(bench: Bench, device: Device, ends: Ends) -> None:
         preemption_mode="swap",
         scheduling_policy="priority",
         enable_prefix_caching="true",
+        calibration_seconds=1.5,  # a plan waits for a restore only where the ends of steps are predicted
     )
     with open_bare(settings) as bare:
         switch = Switch(bare)

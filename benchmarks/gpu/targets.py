@@ -107,3 +107,23 @@ def overlap_verdict(values: Mapping[str, float]) -> str:
         f"{gate.removeprefix('overlap.').removesuffix('_best')} {value:.2f}x" for gate, value in known.items()
     )
     return f"overlap on one layer: {told}; from {OVERLAP_LEAST}x on it pays: {word}"
+
+
+BATCH_LEAST = 1.05
+
+
+def batch_verdict(values: Mapping[str, float]) -> str:
+    """Return one line: whether batches of copies are worth their code, compared with one call per block.
+
+    They are if they are faster by 5 % or more in any direction and for any size of block that was measured.
+    """
+    ratios: dict[str, float] = {}
+    for name, single in values.items():
+        batch = values.get(name.removesuffix("_one_by_one"))
+        if name.startswith("copies.") and name.endswith("_one_by_one") and batch is not None and single > 0:
+            ratios[name.removeprefix("copies.").removesuffix("_kib_one_by_one")] = batch / single
+    if not ratios:
+        return "batches of copies: not measured"
+    told = ", ".join(f"{name.replace('_', ' ')} KiB {ratio:.2f}x" for name, ratio in ratios.items())
+    word = "keep cuMemcpyBatchAsync" if max(ratios.values()) >= BATCH_LEAST else "copy block by block"
+    return f"batches of copies over single ones: {told}; from {BATCH_LEAST}x on they pay: {word}"

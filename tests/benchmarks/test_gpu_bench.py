@@ -21,8 +21,10 @@ from benchmarks.gpu.bounds import LLAMA_3_8B, QWEN3_8B, optimal_tokens_per_s, se
 from benchmarks.gpu.catalog import MAX_S, QUICK_SHARE, SECTIONS, choose
 from benchmarks.gpu.figure import Failure, Figure, SectionResult, read_result, write_result
 from benchmarks.gpu.green import splits
+from benchmarks.gpu.peer import PeerLimits
+from benchmarks.gpu.peer import run as run_peer
 from benchmarks.gpu.report import as_json, as_table, show
-from benchmarks.gpu.targets import OVERLAP_GATES, TARGETS, Target, overlap_verdict, values_of
+from benchmarks.gpu.targets import OVERLAP_GATES, TARGETS, Target, batch_verdict, overlap_verdict, values_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -95,6 +97,14 @@ def test_plain_streams_alone_do_not_speak_against_overlap() -> None:
     streams = {"overlap.halves.512_768.streams": 1.02}
     assert "undecided" in overlap_verdict(streams | {halves: 1.02})
     assert overlap_verdict(streams | {halves: 1.2}).endswith(": build it")
+
+
+def test_batches_of_copies_stay_if_they_are_faster_for_some_block() -> None:
+    assert batch_verdict({"copies.up_64_kib": 40.0}) == "batches of copies: not measured"
+    same = {"copies.up_2048_kib": 51.0, "copies.up_2048_kib_one_by_one": 50.0}
+    assert batch_verdict(same).endswith("up 2048 KiB 1.02x; from 1.05x on they pay: copy block by block")
+    small = {"copies.down_64_kib": 40.0, "copies.down_64_kib_one_by_one": 10.0}
+    assert batch_verdict(same | small).endswith("down 64 KiB 4.00x; from 1.05x on they pay: keep cuMemcpyBatchAsync")
 
 
 # ---- sections and the command line
@@ -213,6 +223,58 @@ def test_a_failed_section_reports_its_error_and_the_run_continues(
     assert failure.part == "peer"
     assert failure.reason.startswith("AssertionError")
     assert "peer: FAILED" in capsys.readouterr().out
+
+
+# ---- the peer
+
+
+def peer_bench(folder: Path, budget_s: float = 1000.0) -> tuple[Bench, Clock]:
+    """A run in which section `throughput` has measured 30,000 tokens/s with the first mix, and nothing else."""
+    Bench("throughput", 10.0, folder / "throughput.json").record("1024_512.total_tokens_per_s", 30_000.0, "tokens/s")
+    (folder / "requests-1024_512.jsonl").write_text("{}")
+    clock = Clock()
+    return Bench("peer", budget_s, folder / "peer.json", peer=folder, now_s=clock), clock
+
+
+def result_of(tokens_per_s: float) -> dict[str, object]:
+    return {"tokens_per_second": tokens_per_s, "versions": {"vllm": "0.1"}, "facts": {"run_seconds": [12.0, 10.0]}}
+
+
+def test_the_peer_is_measured_in_two_configurations_and_its_best_is_compared(tmp_path: Path) -> None:
+    bench, _ = peer_bench(tmp_path)
+    asked: list[PeerLimits] = []
+
+    def measure(peer: Path, model: Path, requests: Path, out: Path, left_s: float, limits: PeerLimits) -> dict:
+        asked.append(limits)
+        return result_of(20_000.0 if limits.sequences == 512 else 25_000.0)
+
+    run_peer(bench, measure)
+
+    assert asked == [PeerLimits(512, 8192), PeerLimits(1024, 16_384)]
+    values = {figure.name: figure.value for figure in bench.result.figures}
+    assert values == {
+        "peer.1024_512.512_8192.total_tokens_per_s": 20_000.0,
+        "peer.1024_512.1024_16384.total_tokens_per_s": 25_000.0,
+        "peer.1024_512.total_tokens_per_s": 25_000.0,
+        "peer.1024_512.ratio": 1.2,
+    }
+    assert bench.result.figures[-1].facts["is_complete"] is True
+    assert {failure.part for failure in bench.result.failures} == {"512_512", "128_128", "220_190"}
+
+
+def test_a_configuration_that_fails_or_has_no_time_is_told_beside_the_ratio(tmp_path: Path) -> None:
+    bench, clock = peer_bench(tmp_path, budget_s=150.0)
+
+    def measure(peer: Path, model: Path, requests: Path, out: Path, left_s: float, limits: PeerLimits) -> dict:
+        assert left_s == 150.0
+        clock.at_s += 100.0
+        return result_of(20_000.0)
+
+    run_peer(bench, measure)
+
+    assert bench.result.left_out == ["1024_512.1024_16384"]
+    assert bench.result.figures[-1].facts["configurations"] == "512_8192"
+    assert bench.result.figures[-1].facts["is_complete"] is False
 
 
 # ---- what a section says

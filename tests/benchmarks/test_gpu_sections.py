@@ -338,6 +338,14 @@ def test_conversations_swap_repeatedly_and_all_are_completed(tmp_path: Path, tin
     assert preemptions > 0
 
 
+# ---- settings of the sections
+
+
+def test_saturated_runs_have_no_goal_between_tokens(tmp_path: Path) -> None:
+    found = engine.engine_settings(tmp_path, max_num_seqs=throughput.SEQUENCES)
+    assert (found.tbt_goal_s, found.calibration_s) == (0, 0)
+
+
 # ---- copies
 
 

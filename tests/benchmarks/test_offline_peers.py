@@ -130,12 +130,14 @@ def test_vllm_gets_exact_lengths_and_no_tokenizer(
         vars(sys.modules[name]).update(names)
     StandIn.asked.clear()
     words = ["--requests", str(tmp_path / "list.jsonl"), "--model", "m", "--output-json", str(tmp_path / "out.json")]
-    monkeypatch.setattr(sys, "argv", ["peer", *words, "--num-warmups", "2"])
+    monkeypatch.setattr(sys, "argv", ["peer", *words, "--num-warmups", "2", "--num-runs", "2"])
     peer("offline_vllm").main()
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((tmp_path / "out.json").read_text())
     assert (found["engine"], found["requests_sha256"]) == ("vllm", digest(listed))
-    warm, real = StandIn.asked[:2], StandIn.asked[2:]
+    assert found["elapsed_time"] == min(found["facts"]["run_seconds"]) and len(found["facts"]["run_seconds"]) == 2
+    warm, real, again = StandIn.asked[:2], StandIn.asked[2:7], StandIn.asked[7:]
+    assert [ids for ids, _ in again] == [ids for ids, _ in real]
     assert [ids for ids, _ in real] == [one.prompt_token_ids for one in listed]
     assert [len(ids) for ids, _ in warm] == [len(ids) for ids, _ in real[:2]]
     assert warm[0][0] != real[0][0]
