@@ -11,10 +11,12 @@ from tiercel.clock import Clock
 from tiercel.device.base import Device, Lane
 from tiercel.device.cpu import CpuLane
 from tiercel.device.registry import open_device
+from tiercel.engine.attention.base import Attention
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.disk_release import DiskRelease
 from tiercel.engine.grammars import GrammarCache
 from tiercel.engine.loop import UNMEASURED_STALL_S, EngineLoop, Mover
+from tiercel.engine.measure.decode_choice import measure_decodes
 from tiercel.engine.measure.footprint import measure_footprint
 from tiercel.engine.measure.machine_facts import machine_facts
 from tiercel.engine.measure.product_choice import open_product_choice
@@ -177,7 +179,7 @@ def open_engine(
         *map(dtype_name, (precision.weights, precision.activations, precision.kv)),
         kernels,
     )
-    return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, record, wrap, wrap_mover)
+    return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, record, wrap, wrap_mover, attention)
 
 
 def _open_choice(folder: str | None, threads: int, library: NativeLibrary | None) -> PrefersNative | None:
@@ -202,8 +204,9 @@ def assemble(
     record: StepRecord | None = None,
     wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
     wrap_mover: Callable[[Mover], Mover] = lambda mover: mover,
+    attention: Attention | None = None,
 ) -> Engine:
-    """Open an engine on a loaded model. See `open_engine`."""
+    """Open an engine on a loaded model. See `open_engine`. `attention`: the model's, whose kernels may be chosen."""
     settings = for_device(settings, device)
     spec = kv_spec(model, settings.block_size)
     place, lane = torch.device(device.name), device.open_lane()
@@ -228,6 +231,10 @@ def assemble(
     rates = _open_rates(tiers, model, spec, lane, clock, capacity.max_model_len, wake)
     max_blocks = -(-capacity.max_model_len // settings.block_size)
     device.give_back_cached()  # this also waits for the zeroing of the arenas, which was not queued on the lane
+    measure_decodes(
+        *(attention, model, tiers.device.kv, settings.block_size, device, lane, clock, settings.sequences),
+        has_graphs=wants_graphs(settings, model),
+    )
     graphs = _record_graphs(settings, model, tiers.device.kv, max_rows, max_blocks, device, lane, mailbox, clock)
     times = open_step_times(settings, model, tiers.device.kv, spec, device, lane, clock, capacity, graphs)
     # Not during the recording of graphs, because the driver may refuse one of the two, nor during measurements.

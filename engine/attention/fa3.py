@@ -1,11 +1,13 @@
-"""FlashAttention-3, the fastest attention on a Hopper GPU, if its package is installed."""
+"""FlashAttention-3, the fastest attention on a Hopper GPU, from its own wheel or from vLLM's."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,6 +19,22 @@ from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.errors import ConfigError
 
 PACKAGE = "flash_attn_interface"  # of the wheel flash_attn_3; importing it registers the operator
+_EXTENSION = "flash_attn_3._C"  # the extension itself, in wheels that have it as a package
+_VLLM = "vllm"
+_VLLM_LIBRARY = "vllm_flash_attn/_vllm_fa3_C*.so"  # inside vLLM's package
+
+_GIVEN = (
+    *("q", "k", "v", "cu_seqlens_q", "seqused_k", "max_seqlen_q", "page_table", "softmax_scale", "is_causal"),
+    *("window_size_left", "window_size_right", "softcap", "num_splits"),
+)  # the arguments that `Fa3Attention.read` gives
+_NEUTRAL: Mapping[str, object] = {
+    "attention_chunk": 0,
+    "is_rotary_interleaved": False,
+    "sm_margin": 0,
+    "cp_world_size": 1,
+    "cp_rank": 0,
+}
+"""Values without effect for arguments that have no default in vLLM's schema; optional ones are None."""
 
 _MAX_SPLITS = 32
 _MAX_SEQUENCES = 992  # up to which the operator computes on the device how many parts each context needs
@@ -26,21 +44,93 @@ _MAX_HEAD_DIM = 256
 _MAX_BLOCK_SIZE = 63  # the kernel's smallest tile is 64 keys, and blocks of whole tiles are read to their end
 
 Forward = Callable[..., Sequence[Tensor]]
-"""The operator `flash_attn_3::fwd`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fa3Operator:
+    """The operator `fwd`, called by the names of its arguments, and the package that it comes from."""
+
+    forward: Forward
+    source: str
 
 
 def has_fa3() -> bool:
-    """Return whether the package is installed, without importing it."""
-    return find_spec(PACKAGE) is not None
+    """Return whether a package with the operator is installed, without importing it."""
+    return bool(_loaders())
 
 
-def load_fa3() -> Forward:
-    """Import the package and return its operator. Errors: ConfigError if it does not load with this torch."""
-    try:
-        import_module(PACKAGE)
-        return torch.ops.flash_attn_3.fwd
-    except (ImportError, OSError, AttributeError, RuntimeError) as exc:
-        raise ConfigError("attention.fa3_broken", f"--attention-backend fa3: {PACKAGE} does not load: {exc}") from exc
+def load_fa3() -> Fa3Operator:
+    """Return the operator of the first package that has one, the official wheel first.
+
+    Errors: ConfigError if no package is installed, or none of them loads with this torch.
+    """
+    reasons: list[str] = []
+    for name, load in _loaders().items():
+        try:
+            return Fa3Operator(load(), name)
+        except (ImportError, OSError, AttributeError, RuntimeError, ValueError) as exc:
+            reasons.append(f"{name} does not load: {exc}")
+    if not reasons:
+        raise ConfigError(
+            "attention.no_fa3", "--attention-backend fa3: neither the package flash_attn_3 nor vLLM is installed"
+        )
+    raise ConfigError("attention.fa3_broken", f"--attention-backend fa3: {'; '.join(reasons)}")
+
+
+def _loaders() -> dict[str, Callable[[], Forward]]:
+    """Return a function for each package that is installed and has the operator; none of them is imported."""
+    found: dict[str, Callable[[], Forward]] = {}
+    if find_spec(_EXTENSION.partition(".")[0]) is not None:
+        found[_EXTENSION] = partial(_load_module, _EXTENSION)
+    if find_spec(PACKAGE) is not None:
+        found[PACKAGE] = partial(_load_module, PACKAGE)
+    library = _vllm_library()
+    if library is not None:
+        found[_VLLM] = partial(_load_library, library)
+    return found
+
+
+def _load_module(name: str) -> Forward:
+    import_module(name)
+    return with_neutral(torch.ops.flash_attn_3.fwd)
+
+
+def _load_library(path: Path) -> Forward:
+    """Load vLLM's extension by its path: vLLM itself, which takes seconds and sets up a lot, is not imported."""
+    torch.ops.load_library(str(path))
+    return with_neutral(torch.ops._vllm_fa3_C.fwd)
+
+
+def _vllm_library() -> Path | None:
+    spec = find_spec(_VLLM)
+    folders = () if spec is None else spec.submodule_search_locations or ()
+    return next((path for folder in folders for path in sorted(Path(folder).glob(_VLLM_LIBRARY))), None)
+
+
+def with_neutral(operator: Forward) -> Forward:
+    """Return an operator that needs no other arguments than those of `Fa3Attention.read`.
+
+    The official schema has a default for every other argument, vLLM's has none, and it grows: it has sinks and context
+    parallelism since 2025.
+    Errors: ValueError if the operator has not these arguments, or needs one that is unknown here.
+    Source: hopper/flash_api.cpp of Dao-AILab/flash-attention, hopper/flash_api_torch_lib.cpp of
+            vllm-project/flash-attention.
+    """
+    arguments = operator.default._schema.arguments  # type: ignore[attr-defined]
+    missing = set(_GIVEN) - {argument.name for argument in arguments}
+    if missing:
+        raise ValueError(f"the operator has no argument {', '.join(sorted(missing))}")
+    neutral: dict[str, object] = {}
+    for argument in arguments:
+        if argument.name in _GIVEN or argument.has_default_value():
+            continue
+        if argument.name in _NEUTRAL:
+            neutral[argument.name] = _NEUTRAL[argument.name]
+        elif isinstance(argument.type, torch.OptionalType):
+            neutral[argument.name] = None
+        else:
+            raise ValueError(f"the operator needs the unknown argument {argument.name}")
+    return partial(operator, **neutral) if neutral else operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +149,23 @@ class Fa3Attention:
     """Writes keys and values in plain torch; the operator reads them through strided views of the cache.
 
     A CUDA graph can hold a decode: its slices have one token, the table has the width of the graph's input, and every
-    other length is on the device.
+    other length is on the device. Steps in which all slices have one token may be left to the spare.
     """
 
-    def __init__(self, forward: Forward, processors: int, spare: PagedReader | None = None) -> None:
+    def __init__(self, operator: Fa3Operator, processors: int, spare: PagedReader | None = None) -> None:
         """`processors`: streaming multiprocessors; `spare`: the backend for layers that the operator cannot compute."""
         self.is_capturable = spare is None or spare.is_capturable
-        self._forward = forward
+        self.source = operator.source
+        self.leaves_decodes = False  # to the spare; `engine.measure.decode_choice` decides, before a graph is recorded
+        self._forward = operator.forward
         self._processors = processors
         self._spare = spare
         self._layouts: deque[Fa3Layout] = deque(maxlen=2)  # of the last nano-batches
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether another backend could compute any layer."""
+        return self._spare is not None
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
@@ -83,6 +180,8 @@ class Fa3Attention:
         if obstacle is not None:
             if self._spare is None:
                 raise ConfigError("attention.fa3_unable", f"--attention-backend fa3 has no {obstacle}: use triton")
+            return self._spare.read(query, kv, state, params)
+        if self.leaves_decodes and state.is_decode and self._spare is not None:
             return self._spare.read(query, kv, state, params)
         head_dim = query.shape[2]
         layout = self._layout(state)

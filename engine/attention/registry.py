@@ -99,8 +99,6 @@ def _open_triton(device: torch.device, processors: int) -> "TritonAttention":
 def _open_fa3(device: torch.device, processors: int, capability: tuple[int, int] | None) -> Fa3Attention:
     if device.type != "cuda" or capability is None or capability[0] != _HOPPER:
         raise ConfigError("attention.fa3_needs_hopper", "--attention-backend fa3 needs a Hopper GPU (capability 9.x)")
-    if not has_fa3():
-        raise ConfigError("attention.no_fa3", "--attention-backend fa3: the package flash_attn_3 is not installed")
     return Fa3Attention(load_fa3(), processors)
 
 

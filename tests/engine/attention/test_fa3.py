@@ -3,22 +3,24 @@
 import importlib.util
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from tests.engine.attention.fa3.schemas import VLLM_SCHEMA
 from tests.engine.attention.scene import Scene, open_triton
 from tests.engine.kernels.checking import relative_error
 from tiercel.engine.attention.base import PagedReader
-from tiercel.engine.attention.fa3 import PACKAGE, Fa3Attention, has_fa3, load_fa3
+from tiercel.engine.attention.fa3 import PACKAGE, Fa3Attention, Fa3Operator, has_fa3, load_fa3, with_neutral
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams
 from tiercel.errors import ConfigError
 
+IS_INSTALLED = has_fa3()
 PROCESSORS, HOPPER = 132, (9, 0)
 RAGGED = [(40, 1), (0, 33), (17, 1), (8, 5)]
 PARAMS = {
@@ -44,12 +46,34 @@ def load_fake() -> ModuleType:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The fake, importable like the package."""
-    if has_fa3():
+    if IS_INSTALLED:
         pytest.skip("FlashAttention-3 itself is installed")
     module = load_fake()
     monkeypatch.setitem(sys.modules, PACKAGE, module)
-    module.splits_asked.clear()
-    module.tables_seen.clear()
+    _forget(module)
+    return module
+
+
+def _forget(module: ModuleType) -> None:
+    for noted in (module.given_by_call, module.splits_asked, module.tables_seen):
+        noted.clear()
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The fake as the extension of a vLLM that must not be imported."""
+    if IS_INSTALLED:
+        pytest.skip("FlashAttention-3 itself is installed")
+    folder = tmp_path / "vllm" / "vllm_flash_attn"
+    folder.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('vLLM was imported')")
+    (folder / "_vllm_fa3_C.abi3.so").write_bytes(b"")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loaded: list[str] = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    module = load_fake()
+    module.loaded = loaded
+    _forget(module)
     return module
 
 
@@ -61,6 +85,101 @@ def test_the_operator_gets_its_arguments(fake: ModuleType, params: AttentionPara
     out = scene.attend(Fa3Attention(load_fa3(), PROCESSORS), params)
 
     assert relative_error(out, scene.expected(params)) < 2e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+def test_the_operator_of_vllm_gets_its_arguments(vllm: ModuleType, params: AttentionParams, dtype: torch.dtype) -> None:
+    """It has no default for any of them."""
+    scene, operator = Scene(RAGGED, dtype), load_fa3()
+
+    out = scene.attend(Fa3Attention(operator, PROCESSORS), params)
+
+    assert relative_error(out, scene.expected(params)) < 2e-2
+    assert operator.source == "vllm"
+    assert [Path(path).name for path in vllm.loaded] == ["_vllm_fa3_C.abi3.so"]
+    assert "vllm" not in sys.modules
+    (given,) = vllm.given_by_call
+    assert (given["cp_world_size"], given["cp_rank"], given["sm_margin"]) == (1, 0, 0)
+    assert all(given[name] is None for name in ("s_aux", "k_new", "rotary_cos", "scheduler_metadata", "k_descale"))
+
+
+def test_the_official_wheel_comes_before_vllm(fake: ModuleType, vllm: ModuleType) -> None:
+    assert load_fa3().source == PACKAGE
+    assert not vllm.loaded
+
+
+def test_a_wheel_that_does_not_load_leaves_the_operator_of_vllm(
+    vllm: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / f"{PACKAGE}.py").write_text("raise ImportError('undefined symbol')")
+    assert load_fa3().source == "vllm"
+
+
+def test_a_wheel_with_the_extension_as_a_package_is_loaded_without_its_interface(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if IS_INSTALLED:
+        pytest.skip("FlashAttention-3 itself is installed")
+    load_fake()
+    (tmp_path / "flash_attn_3").mkdir()
+    (tmp_path / "flash_attn_3" / "__init__.py").write_text("")
+    (tmp_path / "flash_attn_3" / "_C.py").write_text("")
+    (tmp_path / f"{PACKAGE}.py").write_text("raise ImportError('not needed')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        assert load_fa3().source == "flash_attn_3._C"
+    finally:
+        for name in ("flash_attn_3", "flash_attn_3._C"):
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("fwd(Tensor q, Tensor k, Tensor v) -> Tensor[]", "has no argument cu_seqlens_q, is_causal, max_seqlen_q"),
+        (VLLM_SCHEMA.replace(") ->", ", int speed) ->"), "needs the unknown argument speed"),
+    ],
+)
+def test_an_operator_of_another_time_is_refused_at_the_start(schema: str, said: str) -> None:
+    library = torch.library.Library(f"other_fa3_{len(schema)}", "DEF")
+    library.define(schema)
+    with pytest.raises(ValueError, match=said):
+        with_neutral(getattr(torch.ops, f"other_fa3_{len(schema)}").fwd)
+
+
+def test_an_older_operator_of_vllm_has_fewer_arguments(vllm: ModuleType) -> None:
+    at = VLLM_SCHEMA.index(", Tensor? s_aux")
+    library = torch.library.Library("older_fa3", "DEF")
+    library.define(f"{VLLM_SCHEMA[:at]}) -> Tensor[]")
+    names = vllm.NAMES_BY_SCHEMA[VLLM_SCHEMA][:-4]
+    library.impl("fwd", partial(vllm._listed, names), "CPU")
+    scene = Scene(RAGGED, torch.float16)
+
+    out = scene.attend(
+        Fa3Attention(Fa3Operator(with_neutral(torch.ops.older_fa3.fwd), "older"), PROCESSORS), PARAMS["plain"]
+    )
+
+    assert relative_error(out, scene.expected(PARAMS["plain"])) < 2e-2
+
+
+# ---- single tokens
+
+
+@pytest.mark.parametrize("leaves_decodes", [False, True])
+@pytest.mark.parametrize("pieces", [[(40, 1), (3, 1)], RAGGED, [(0, 7)]], ids=["decode", "mixed", "prompt"])
+def test_only_steps_of_single_tokens_are_left_to_the_spare(
+    fake: ModuleType, pieces: list[tuple[int, int]], leaves_decodes: bool
+) -> None:
+    scene = Scene(pieces, torch.float16)
+    backend = Fa3Attention(load_fa3(), PROCESSORS, spare=open_triton())
+    backend.leaves_decodes = leaves_decodes
+
+    out = scene.attend(backend, PARAMS["plain"])
+
+    assert relative_error(out, scene.expected(PARAMS["plain"])) < 2e-2
+    is_decode = all(length == 1 for _, length in pieces)
+    assert len(fake.given_by_call) == (0 if leaves_decodes and is_decode else 1)
 
 
 def test_it_reads_rows_of_other_writers_and_can_be_captured(fake: ModuleType) -> None:

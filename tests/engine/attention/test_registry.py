@@ -64,7 +64,7 @@ def test_fa3_needs_a_hopper_gpu(device: torch.device, capability: tuple[int, int
 
 @pytest.mark.skipif(has_fa3(), reason="FlashAttention-3 is installed")
 def test_fa3_needs_its_package() -> None:
-    with pytest.raises(ConfigError, match="the package flash_attn_3 is not installed"):
+    with pytest.raises(ConfigError, match="neither the package flash_attn_3 nor vLLM is installed"):
         open_attention("fa3", CUDA, 132, (9, 0))
 
 

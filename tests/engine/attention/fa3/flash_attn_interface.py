@@ -1,33 +1,30 @@
-"""Stands in for the package of FlashAttention-3: the operator with its own schema, computed by the reference.
+"""Stands in for the packages with FlashAttention-3: the operators with their own schemas, computed by the reference.
 
-The schema is that of hopper/flash_api.cpp of Dao-AILab/flash-attention; what it checks of its arguments, this checks.
+What the operators check of their arguments, this checks.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from tests.engine.attention.fa3.schemas import SCHEMA, VLLM_SCHEMA
 from tiercel.engine.attention.sdpa import attend_sequence
 from tiercel.engine.forward.state import AttentionParams
 
-SCHEMA = (
-    "fwd(Tensor q, Tensor k, Tensor v, Tensor(k_new!)? k_new = None, Tensor(v_new!)? v_new = None, Tensor? q_v = None, "
-    "Tensor(out!)? out = None, Tensor? cu_seqlens_q = None, Tensor? cu_seqlens_k = None, "
-    "Tensor? cu_seqlens_k_new = None, Tensor? seqused_q = None, Tensor? seqused_k = None, int? max_seqlen_q = None, "
-    "int? max_seqlen_k = None, Tensor? page_table = None, Tensor? kv_batch_idx = None, Tensor? leftpad_k = None, "
-    "Tensor? rotary_cos = None, Tensor? rotary_sin = None, Tensor? seqlens_rotary = None, Tensor? q_descale = None, "
-    "Tensor? k_descale = None, Tensor? v_descale = None, float? softmax_scale = None, bool is_causal = False, "
-    "int window_size_left = -1, int window_size_right = -1, int attention_chunk = 0, float softcap = 0.0, "
-    "bool is_rotary_interleaved = False, Tensor? scheduler_metadata = None, int num_splits = 0, "
-    "bool? pack_gqa = None, int sm_margin = 0) -> (Tensor(out!), Tensor, Tensor, Tensor)"
-)
+NAMES_BY_SCHEMA = {
+    schema: [part.split(" = ")[0].split()[-1] for part in schema[4 : schema.index(") ->")].split(", ")]
+    for schema in (SCHEMA, VLLM_SCHEMA)
+}
 
+given_by_call: list[dict[str, object]] = []
 splits_asked: list[int] = []  # of every call, for the tests to look at
 tables_seen: list[Tensor] = []
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    names = [argument.name for argument in torch.ops.flash_attn_3.fwd.default._schema.arguments]
+def _forward(names: list[str], q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     given = dict(zip(names[3:], rest, strict=False))
+    given_by_call.append(given)
     starts, lengths, table = given["cu_seqlens_q"], given["seqused_k"], given["page_table"]
     assert isinstance(starts, Tensor)
     assert isinstance(lengths, Tensor)
@@ -59,6 +56,13 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Te
     return out, nothing, nothing.clone(), nothing.clone()
 
 
+def _listed(names: list[str], *arguments: Tensor) -> list[Tensor]:
+    return list(_forward(names, *arguments))
+
+
 _library = torch.library.Library("flash_attn_3", "DEF")
 _library.define(SCHEMA)
-_library.impl("fwd", _forward, "CPU")
+_library.impl("fwd", partial(_forward, NAMES_BY_SCHEMA[SCHEMA]), "CPU")
+_vllm = torch.library.Library("_vllm_fa3_C", "DEF")
+_vllm.define(VLLM_SCHEMA)
+_vllm.impl("fwd", partial(_listed, NAMES_BY_SCHEMA[VLLM_SCHEMA]), "CPU")
