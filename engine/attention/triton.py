@@ -7,7 +7,8 @@ from torch import Tensor
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_decode import attend_singles
 from tiercel.engine.kernels.paged_partition import Partition, partition_contexts
-from tiercel.engine.kernels.paged_prefill import attend_slices
+from tiercel.engine.kernels.paged_prefill import attend_slices, choose_prefill_tile, tile_rows
+from tiercel.engine.kernels.paged_slices import SliceTiles, tile_slices
 from tiercel.engine.kernels.paged_store import store_rows
 from tiercel.engine.kernels.tiles import DECODE_TILES, Tile, choose_shares, choose_tile
 
@@ -17,7 +18,8 @@ class TritonAttention:
 
     A step that mixes them launches both. In the prefill kernel a query of one token would fill only a few rows of a
     tile, and one program would read its whole context alone. The decode kernel uses the smallest tile and cuts all
-    contexts of the step into parts of one size. Each kernel ends at once for slices that belong to the other.
+    contexts of the step into parts of one size. The decode kernel has no part for longer slices, and the prefill kernel
+    no program for slices of one token.
 
     Facts of a step are cached by its state object: new lengths on the device, or the recording of a graph, come with a
     new state.
@@ -30,9 +32,10 @@ class TritonAttention:
         self._processors = processors
         self._prefill_tile = prefill_tile
         self._decode_tile = decode_tile
-        self._state: ForwardState | None = None  # of the last step; the next two fields describe it
+        self._state: ForwardState | None = None  # of the last step; the next three fields describe it
         self._has_singles = False
         self._partition_by_kind: dict[tuple[int | None, int, Tile], Partition] = {}  # window, shares, tile
+        self._tiles_by_tokens: dict[int, SliceTiles] = {}
         self._kinds: set[tuple[object, ...]] = set()  # of layers whose decode kernel is compiled
 
     def attend(
@@ -52,7 +55,9 @@ class TritonAttention:
             self._kinds.add(kind)
             attend_singles(query, kv, state, params, out, self._partition(query, kv.shape[2], state, params.window))
         if not state.is_decode:
-            attend_slices(query, kv, state, params, out, 2, self._prefill_tile)
+            tile = self._prefill_tile or choose_prefill_tile(query, kv)
+            tiles = self._slice_tiles(state, tile_rows(tile, query.shape[1] // kv.shape[2])[1])
+            attend_slices(query, kv, state, params, out, tile, tiles)
         return out
 
     def _mixes_singles(self, state: ForwardState) -> bool:
@@ -61,6 +66,7 @@ class TritonAttention:
             self._state = state
             self._has_singles = any(end - start == 1 for start, end in pairwise(state.query_starts))
             self._partition_by_kind = {}
+            self._tiles_by_tokens = {}
         return self._has_singles
 
     def _partition(self, query: Tensor, kv_heads: int, state: ForwardState, window: int | None) -> Partition:
@@ -70,3 +76,9 @@ class TritonAttention:
         if kind not in self._partition_by_kind:
             self._partition_by_kind[kind] = partition_contexts(state, *kind)
         return self._partition_by_kind[kind]
+
+    def _slice_tiles(self, state: ForwardState, tokens: int) -> SliceTiles:
+        """Return the tiles of the step's longer slices; the first layer computes them for the others."""
+        if tokens not in self._tiles_by_tokens:
+            self._tiles_by_tokens[tokens] = tile_slices(state, tokens, 2)
+        return self._tiles_by_tokens[tokens]

@@ -7,27 +7,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tiercel.engine.forward.kv_cache import is_quantized
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
-from tiercel.engine.kernels.quantized_kv import WIDE, CacheArrays
+from tiercel.engine.kernels.paged_slices import SliceTiles
+from tiercel.engine.kernels.quantized_kv import CacheArrays
 from tiercel.engine.kernels.tiles import PREFILL_TILES, Tile, choose_tile, with_room_to_widen
 
 
 @triton.jit
-def _find_sequence(query_starts, sequences, tile, TOKENS: tl.constexpr):
-    """Find the sequence of a tile by bisection; sequence s owns the tiles from query_starts[s] // TOKENS + s on."""
+def _find_slice(tile_starts, slices, tile):
+    """Return the index of the slice that owns a tile, by bisection."""
     low = 0
-    high = sequences
+    high = slices
     while low < high:
         middle = (low + high) // 2
-        if tl.load(query_starts + middle) // TOKENS + middle <= tile:
+        if tl.load(tile_starts + middle) <= tile:
             low = middle + 1
         else:
             high = middle
     return low - 1
 
 
-@triton.jit(do_not_specialize=["sequences", "table_stride"], do_not_specialize_on_alignment=HOST_ARRAYS)
+@triton.jit(do_not_specialize=["slices", "table_stride"], do_not_specialize_on_alignment=HOST_ARRAYS)
 def prefill_kernel(
     query,
     kv,
@@ -36,8 +38,10 @@ def prefill_kernel(
     query_starts,
     context_lengths,
     sinks,
+    long_slices,
+    tile_starts,
     out,
-    sequences,
+    slices,
     query_token_stride,
     query_head_stride,
     out_token_stride,
@@ -59,24 +63,25 @@ def prefill_kernel(
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    LEAST_LENGTH: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """Compute TOKENS tokens of one sequence, for the GROUP heads of one key head."""
+    """Compute a tile of TOKENS tokens of one slice, for the GROUP heads of one key head.
+
+    `long_slices` [slices] are the sequences of the slices that this kernel computes, `tile_starts` their first tiles.
+    """
     # In reverse order: the last tiles of a sequence see most keys, and should not be the last to start.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    sequence = _find_sequence(query_starts, sequences, tile, TOKENS)
+    found = _find_slice(tile_starts, slices, tile)
+    sequence = tl.load(long_slices + found)
     query_start = tl.load(query_starts + sequence)
     length = tl.load(query_starts + sequence + 1) - query_start
     context = tl.load(context_lengths + sequence)
-    first_token = (tile - query_start // TOKENS - sequence) * TOKENS
-    if (first_token >= length) | (length < LEAST_LENGTH):
-        return
+    first_token = (tile - tl.load(tile_starts + found)) * TOKENS
 
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIMS)
@@ -132,31 +137,42 @@ def prefill_kernel(
     tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
+def choose_prefill_tile(query: Tensor, kv: Tensor) -> Tile:
+    """Return the tile of the table for these heads and this cache."""
+    tile = choose_tile(PREFILL_TILES, query.shape[2], query.dtype)
+    return with_room_to_widen(tile) if is_quantized(kv) else tile
+
+
+def tile_rows(tile: Tile, group: int) -> tuple[int, int]:
+    """Return the query rows of a tile and its tokens, for `group` heads of a key head."""
+    rows = max(tile.rows, int(triton.next_power_of_2(group)))
+    return rows, rows // group
+
+
 def attend_slices(
     query: Tensor,
     kv: Tensor,
     state: ForwardState,
     params: AttentionParams,
     out: Tensor,
-    least_length: int = 1,
-    tile: Tile | None = None,
+    tile: Tile,
+    tiles: SliceTiles,
 ) -> None:
-    """Compute causal attention of every slice of at least `least_length` tokens over its sequence's context.
+    """Compute causal attention of every slice in `tiles` over its sequence's context.
+
+    `tiles` are those of this step with as many tokens as `tile` has.
 
     Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, width], any stride of slots.
-    Cost:    one kernel of T / (tokens of a tile) + S tiles for every key head; a tile without tokens ends at once.
-    Effects: rows of `out` that belong to shorter slices are not written.
+    Cost:    one kernel with one program for every tile and key head, and none for other slices.
+    Effects: rows of `out` that belong to other slices are not written.
     """
-    tokens, heads, head_dim = query.shape
+    _, heads, head_dim = query.shape
     kv_heads = kv.shape[2]
     group, cache = heads // kv_heads, CacheArrays.of(kv)
-    if tile is None:
-        tile = choose_tile(PREFILL_TILES, head_dim, query.dtype)
-        tile = with_room_to_widen(tile) if cache.format != WIDE.value else tile
-    rows = max(tile.rows, triton.next_power_of_2(group))
-    tile_tokens = rows // group
-    sequences = state.num_sequences
-    prefill_kernel[(tokens // tile_tokens + sequences, kv_heads)](
+    rows, tile_tokens = tile_rows(tile, group)
+    if not tiles.count:
+        return
+    prefill_kernel[(tiles.count, kv_heads)](
         query,
         cache.rows,
         cache.scales,
@@ -164,8 +180,10 @@ def attend_slices(
         state.device_query_starts,
         state.device_context_lengths,
         query if params.sinks is None else params.sinks,
+        tiles.sequences,
+        tiles.starts,
         out,
-        sequences,
+        len(tiles.sequences),
         query.stride(0),
         query.stride(1),
         out.stride(0),
@@ -183,7 +201,6 @@ def attend_slices(
         TOKENS=tile_tokens,
         KEYS=tile.keys,
         BLOCK_SIZE=kv.shape[1],
-        LEAST_LENGTH=least_length,
         HAS_WINDOW=params.window is not None,
         HAS_SOFTCAP=params.softcap is not None,
         HAS_SINKS=params.sinks is not None,

@@ -22,12 +22,12 @@ _STRIDES = (
     *("scale_slot_stride", "scale_row_stride", "scale_head_stride"),
 )
 _POINTERS = ("query", "kv", "scales", "sinks", "out")
-_PARTITION = ("parts", "part_starts", "divided")
+_PARTITION = ("parts", "part_starts", "divided", "long_slices", "tile_starts")
 _TYPES = {
     **dict.fromkeys(_POINTERS, "*bf16"),
     **dict.fromkeys(("part_values", "part_peaks"), "*fp32"),
     **dict.fromkeys(("query_starts", "context_lengths", *_PARTITION), "*i32"),
-    **dict.fromkeys((*_STRIDES, "table_stride", "sequences", "shares", "window"), "i32"),
+    **dict.fromkeys((*_STRIDES, "table_stride", "sequences", "slices", "shares", "window"), "i32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
     "tables": "*i64",
 }
@@ -52,7 +52,7 @@ def constants_of(head_dim: int, has_all: bool) -> dict[str, int | float | bool |
 
 def prefill_job(head_dim: int, has_all: bool) -> Job:
     tile = PREFILL_TILES[head_dim, 2]
-    sizes = {"ROWS": tile.rows, "TOKENS": tile.rows // _GROUP, "KEYS": tile.keys, "LEAST_LENGTH": 2}
+    sizes = {"ROWS": tile.rows, "TOKENS": tile.rows // _GROUP, "KEYS": tile.keys}
     constants = constants_of(head_dim, has_all) | sizes
     module = "tiercel.engine.kernels.paged_prefill"
     return Job(module, "prefill_kernel", _TYPES, constants, tile.warps, tile.stages, _ALIGNED)
@@ -61,6 +61,11 @@ def prefill_job(head_dim: int, has_all: bool) -> Job:
 def partition_job(has_window: bool) -> Job:
     constants = {"KEYS": 64, "AT_ONCE": 512, "HAS_WINDOW": has_window}
     return Job("tiercel.engine.kernels.paged_partition", "partition_kernel", _TYPES, constants, aligned=_ALIGNED)
+
+
+def slice_job() -> Job:
+    constants = {"TOKENS": 32, "LEAST_LENGTH": 2, "AT_ONCE": 512}
+    return Job("tiercel.engine.kernels.paged_slices", "slice_kernel", _TYPES, constants, aligned=_ALIGNED)
 
 
 def decode_job(head_dim: int, has_all: bool) -> Job:
@@ -93,6 +98,7 @@ JOBS = [
     prefill_job(128, True),
     partition_job(has_window=False),
     partition_job(has_window=True),
+    slice_job(),
     *(decode_job(head_dim, has_all) for head_dim in (64, 128, 256) for has_all in (False, True)),
     merge_job(128),
     merge_job(512),
@@ -143,6 +149,6 @@ def test_no_step_of_serving_waits_for_a_compiler() -> None:
     )
     assert ran.returncode == 0, ran.stderr
     for (*_, dtype), found in zip(shapes, json.loads(ran.stdout), strict=True):
-        kernels = ("partition_kernel", "decode_kernel", "merge_kernel", "prefill_kernel")
+        kernels = ("partition_kernel", "decode_kernel", "merge_kernel", "slice_kernel", "prefill_kernel")
         assert found["first"] == found["all"] == dict.fromkeys(kernels, 1)
         assert found["precisions"] == ["ieee" if dtype == "float32" else "tf32"]

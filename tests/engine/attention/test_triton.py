@@ -16,7 +16,8 @@ from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_decode import attend_singles, merge_kernel
 from tiercel.engine.kernels.paged_partition import partition_contexts
-from tiercel.engine.kernels.paged_prefill import attend_slices
+from tiercel.engine.kernels.paged_prefill import attend_slices, tile_rows
+from tiercel.engine.kernels.paged_slices import tile_slices
 from tiercel.engine.kernels.paged_store import store_rows
 from tiercel.engine.kernels.tiles import (
     DECODE_TILES,
@@ -31,6 +32,9 @@ PLAIN = AttentionParams(scale=0.25)
 RELATIVE_BY_DTYPE = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 2e-2}
 RAGGED = [(30, 1), (0, 21), (17, 4)]
 MAP_NORESERVE = 0x4000  # of Linux; the mmap module may lack it
+
+
+WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
 
 
 def error_of(scene: Scene, params: AttentionParams = PLAIN, backend: TritonAttention | None = None) -> float:
@@ -207,8 +211,10 @@ def test_each_kernel_writes_its_own_slices_alone() -> None:
     singles, slices, all_of_them = nan_like(scene.query), nan_like(scene.query), nan_like(scene.query)
 
     attend_singles(scene.query, scene.kv, scene.state, PLAIN, singles, partition_contexts(scene.state, None, 3, SMALL))
-    attend_slices(scene.query, scene.kv, scene.state, PLAIN, slices, least_length=2)
-    attend_slices(scene.query, scene.kv, scene.state, PLAIN, all_of_them)
+    _, tokens = tile_rows(WIDE, 3)
+    for out, least in ((slices, 2), (all_of_them, 1)):
+        tiles = tile_slices(scene.state, tokens, least)
+        attend_slices(scene.query, scene.kv, scene.state, PLAIN, out, WIDE, tiles)
 
     assert torch.equal(singles.isnan().any(-1).any(-1), torch.arange(len(singles), device=KERNEL_DEVICE) > 0)
     assert torch.equal(slices.isnan().any(-1).any(-1), torch.arange(len(slices), device=KERNEL_DEVICE) < 1)
