@@ -98,5 +98,5 @@ def measure_partition(bench: Bench, pool: Pool, slices: list[tuple[int, int]], t
     state, model = pool.state(slices, BLOCK_SIZE), pool.model
     tile = choose_tile(DECODE_TILES, model.head_dim, pool.dtype)
     shares = choose_shares(model.kv_heads, processors(pool.place))
-    ms = timer(lambda: partition_contexts(state, None, shares, tile))
+    ms = timer(lambda: partition_contexts(state, None, shares, tile, model.kv_heads))
     bench.record(f"triton.partition.{len(slices)}", 1e3 * ms, "us", shares=shares)

@@ -42,7 +42,7 @@ def open_attention(
         case "native":
             return _open_native(device)
         case "triton":
-            return _open_triton(device, processors)
+            return _open_triton(device, processors, capability)
         case "fa3":
             return _open_fa3(device, processors, capability)
         case "auto":
@@ -57,7 +57,7 @@ def _open_fastest(device: torch.device, processors: int, capability: tuple[int, 
         return GroupedAttention() if library is None else NativeAttention(library)
     if device.type != "cuda" or not _has_triton():
         return SdpaAttention()
-    triton = _open_triton(device, processors)
+    triton = _open_triton(device, processors, capability)
     if capability is not None and capability[0] == _HOPPER and has_fa3():
         try:
             return Fa3Attention(load_fa3(), processors, spare=triton)
@@ -78,7 +78,7 @@ def _open_native(device: torch.device) -> NativeAttention:
     return NativeAttention(library)
 
 
-def _open_triton(device: torch.device, processors: int) -> "TritonAttention":
+def _open_triton(device: torch.device, processors: int, capability: tuple[int, int] | None) -> "TritonAttention":
     if not _has_triton():
         raise ConfigError(
             "attention.no_triton", "--attention-backend triton: the package triton is missing; a CUDA torch brings it"
@@ -86,6 +86,7 @@ def _open_triton(device: torch.device, processors: int) -> "TritonAttention":
     # lazy: CPU builds of torch come without Triton
     from tiercel.engine.attention.triton import TritonAttention
     from tiercel.engine.kernels.interpreter import is_interpreted
+    from tiercel.engine.kernels.tiles import choose_form
 
     if device.type != "cuda" and not is_interpreted():
         raise ConfigError(
@@ -93,7 +94,7 @@ def _open_triton(device: torch.device, processors: int) -> "TritonAttention":
             "--attention-backend triton needs a CUDA GPU; on a CPU only Triton's interpreter runs its kernels "
             "(TRITON_INTERPRET=1), for tests",
         )
-    return TritonAttention(processors)
+    return TritonAttention(processors, form=choose_form(capability))
 
 
 def _open_fa3(device: torch.device, processors: int, capability: tuple[int, int] | None) -> Fa3Attention:

@@ -10,7 +10,7 @@ from tiercel.engine.kernels.paged_partition import Partition, partition_contexts
 from tiercel.engine.kernels.paged_prefill import attend_slices, choose_prefill_tile, tile_rows
 from tiercel.engine.kernels.paged_slices import SliceTiles, tile_slices
 from tiercel.engine.kernels.paged_store import store_rows
-from tiercel.engine.kernels.tiles import DECODE_TILES, Tile, choose_shares, choose_tile
+from tiercel.engine.kernels.tiles import DECODE_FORM, DECODE_TILES, DecodeForm, Tile, choose_shares, choose_tile
 
 
 class TritonAttention:
@@ -27,14 +27,21 @@ class TritonAttention:
 
     is_capturable = True
 
-    def __init__(self, processors: int, prefill_tile: Tile | None = None, decode_tile: Tile | None = None) -> None:
+    def __init__(
+        self,
+        processors: int,
+        prefill_tile: Tile | None = None,
+        decode_tile: Tile | None = None,
+        form: DecodeForm = DECODE_FORM,
+    ) -> None:
         """`processors`: streaming multiprocessors; tiles are taken from the table unless given."""
         self._processors = processors
         self._prefill_tile = prefill_tile
         self._decode_tile = decode_tile
+        self._form = form
         self._state: ForwardState | None = None  # of the last step; the next three fields describe it
         self._has_singles = False
-        self._partition_by_kind: dict[tuple[int | None, int, Tile], Partition] = {}  # window, shares, tile
+        self._partition_by_kind: dict[tuple[int | None, int, Tile, int], Partition] = {}  # see `_partition`
         self._tiles_by_tokens: dict[int, SliceTiles] = {}
         self._kinds: set[tuple[object, ...]] = set()  # of layers whose decode kernel is compiled
 
@@ -53,7 +60,8 @@ class TritonAttention:
         kind = (query.shape[1:], params.window, params.softcap is None, params.sinks is None)
         if self._mixes_singles(state) or kind not in self._kinds:
             self._kinds.add(kind)
-            attend_singles(query, kv, state, params, out, self._partition(query, kv.shape[2], state, params.window))
+            partition = self._partition(query, kv.shape[2], state, params.window)
+            attend_singles(query, kv, state, params, out, partition, self._form)
         if not state.is_decode:
             tile = self._prefill_tile or choose_prefill_tile(query, kv)
             tiles = self._slice_tiles(state, tile_rows(tile, query.shape[1] // kv.shape[2])[1])
@@ -72,7 +80,7 @@ class TritonAttention:
     def _partition(self, query: Tensor, kv_heads: int, state: ForwardState, window: int | None) -> Partition:
         """Return the partition of the step's contexts; the first layer of each window computes it for the others."""
         tile = self._decode_tile or choose_tile(DECODE_TILES, query.shape[2], query.dtype)
-        kind = (window, choose_shares(kv_heads, self._processors), tile)
+        kind = (window, choose_shares(kv_heads, self._processors), tile, kv_heads)
         if kind not in self._partition_by_kind:
             self._partition_by_kind[kind] = partition_contexts(state, *kind)
         return self._partition_by_kind[kind]

@@ -1,7 +1,7 @@
 """Attention of single queries over the paged cache: one program per part of a context, then a merge of the parts."""
 
 # Triton rewrites decorated functions, so a type checker cannot check their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 import torch
 import triton
@@ -12,9 +12,54 @@ from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_partition import Partition
 from tiercel.engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
 from tiercel.engine.kernels.quantized_kv import CacheArrays
-from tiercel.engine.kernels.tiles import MAX_SHARES
+from tiercel.engine.kernels.tiles import DECODE_FORM, MAX_SHARES, DecodeForm
 
 _MERGED_AT_ONCE = 4096  # values of the parts: 32 per thread
+
+
+@triton.jit
+def merge_parts(
+    part_values,
+    part_peaks,
+    first_part,
+    count,
+    head,
+    heads,
+    is_head,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Merge the parts of some heads of one sequence in ascending order, AT_ONCE parts at a time.
+
+    MAX_PARTS, a power of two, bounds the parts of any sequence, so that one compilation serves all steps. Other
+    programs of the same launch may have written the parts, so loads go past the first cache (.cg): it is not coherent.
+
+    Shapes: head [H], is_head [H]: the heads that exist; returns [H, DIMS].
+    """
+    dims = tl.arange(0, DIMS)
+    part = tl.arange(0, MAX_PARTS)
+    at = (first_part + part).to(tl.int64)[:, None] * heads + head[None, :]
+    is_part = (part < count)[:, None] & is_head[None, :]
+    peaks = tl.load(part_peaks + at, mask=is_part, other=UNSEEN, cache_modifier=".cg")
+    peak = tl.max(peaks, 0)
+    total = tl.sum(tl.exp2(peaks - peak[None, :]), 0)
+    merged = tl.zeros([head.shape[0], DIMS], dtype=tl.float32)
+    for start in range(0, count, AT_ONCE):
+        some = start + tl.arange(0, AT_ONCE)
+        place = (first_part + some).to(tl.int64)[:, None] * heads + head[None, :]
+        is_some = (some < count)[:, None] & is_head[None, :]
+        loaded = tl.load(part_peaks + place, mask=is_some, other=UNSEEN, cache_modifier=".cg")
+        weights = tl.exp2(loaded - peak[None, :])
+        values = tl.load(
+            (part_values + place * HEAD_DIM)[:, :, None] + dims[None, None, :],
+            mask=is_some[:, :, None] & (dims < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        merged += tl.sum(values * weights[:, :, None], 0)
+    return merged / total[:, None]
 
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=HOST_ARRAYS)
@@ -31,6 +76,7 @@ def decode_kernel(
     out,
     part_values,
     part_peaks,
+    ended,
     query_token_stride,
     query_head_stride,
     out_token_stride,
@@ -56,12 +102,25 @@ def decode_kernel(
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
     FORMAT: tl.constexpr,
+    FOLDS_MERGE: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
+    MERGED_HEADS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     """Compute one part of one sequence's context, for the GROUP heads of one key head.
 
     The only part of a context is written to `out`. For contexts with several parts, the results go to `part_values`
-    [parts, heads, head_dim] and the logarithms of their weights to `part_peaks` [parts, heads].
+    [parts, heads, head_dim] and the logarithms of their weights to `part_peaks` [parts, heads]. With FOLDS_MERGE the
+    program that ends last merges them into `out`: each adds 1 to its element of `ended` [S, kv_heads], and the last one
+    sets it to 0 for the next launch. The order of merging, and so the result, does not depend on which one is last.
+    MERGED_HEADS is GROUP rounded up to a power of two. See `merge_parts`, and `DecodeForm` for STARTS_EARLY.
     """
+    if STARTS_EARLY:
+        # In every program, also one without a part: the kernel after this one takes the end of all programs as a sign
+        # that the kernels before have ended, too.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     kv_head = tl.program_id(0)  # the fastest axis, so that neighbours in memory are read at the same time
     part = tl.program_id(1)
     room = tl.num_programs(1)
@@ -71,7 +130,7 @@ def decode_kernel(
     if sequence < 0:
         return
     first_part = tl.load(part_starts + sequence)
-    is_whole = tl.load(part_starts + sequence + 1) - first_part == 1
+    count = tl.load(part_starts + sequence + 1) - first_part
     query_start = tl.load(query_starts + sequence).to(tl.int64)
     context = tl.load(context_lengths + sequence)
 
@@ -104,13 +163,31 @@ def decode_kernel(
         HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, True, PRECISION, FORMAT,
     )  # fmt: skip
     found = acc / total[:, None]
-    if is_whole:
+    if count == 1:
         target = out + query_start * out_token_stride + heads * out_head_stride
         tl.store(target[:, None] + dims[None, :], found.to(out.dtype.element_ty), mask=mask)
     else:
         at = part.to(tl.int64) * tl.num_programs(0) * GROUP + heads
         tl.store(part_peaks + at, peak + tl.log2(total), mask=is_row)
         tl.store((part_values + at * HEAD_DIM)[:, None] + dims[None, :], found, mask=mask)
+        if FOLDS_MERGE:
+            tl.debug_barrier()  # the count of one thread then publishes the stores of all
+            own = ended + sequence * tl.num_programs(0) + kv_head
+            before = tl.atomic_add(own, 1, sem="acq_rel", scope="gpu")
+            if before == count - 1:
+                tl.store(own, 0)
+                row = tl.arange(0, MERGED_HEADS)
+                head = kv_head * GROUP + row
+                merged = merge_parts(
+                    part_values, part_peaks, first_part, count, head, tl.num_programs(0) * GROUP, row < GROUP,
+                    HEAD_DIM, DIMS, MAX_PARTS, AT_ONCE,
+                )  # fmt: skip
+                target = out + query_start * out_token_stride + head * out_head_stride
+                tl.store(
+                    target[:, None] + dims[None, :],
+                    merged.to(out.dtype.element_ty),
+                    mask=(row < GROUP)[:, None] & (dims < HEAD_DIM)[None, :],
+                )
 
 
 @triton.jit(do_not_specialize_on_alignment=HOST_ARRAYS)
@@ -127,38 +204,34 @@ def merge_kernel(
     DIMS: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):
-    """Merge the parts of one head of one sequence, AT_ONCE parts at a time.
-
-    MAX_PARTS, a power of two, bounds the parts of any sequence, so that one compilation serves all steps.
-    """
-    head = tl.program_id(0)
-    heads = tl.num_programs(0)
+    """Merge the parts of one head of one sequence. See `merge_parts`."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
+    head = tl.program_id(0) + tl.arange(0, 1)
     sequence = tl.load(divided + tl.program_id(1))
     if sequence < 0:
         return
     first_part = tl.load(part_starts + sequence)
     count = tl.load(part_starts + sequence + 1) - first_part
     query_start = tl.load(query_starts + sequence).to(tl.int64)
-    first = first_part.to(tl.int64) * heads + head
+    merged = merge_parts(
+        part_values,
+        part_peaks,
+        first_part,
+        count,
+        head,
+        tl.num_programs(0),
+        head >= 0,
+        HEAD_DIM,
+        DIMS,
+        MAX_PARTS,
+        AT_ONCE,
+    )
     dims = tl.arange(0, DIMS)
-    part = tl.arange(0, MAX_PARTS)
-    peaks = tl.load(part_peaks + first + part * heads, mask=part < count, other=UNSEEN)
-    peak = tl.max(peaks, 0)
-    total = tl.sum(tl.exp2(peaks - peak), 0)
-    merged = tl.zeros([DIMS], dtype=tl.float32)
-    for start in range(0, count, AT_ONCE):
-        some = start + tl.arange(0, AT_ONCE)
-        at = first + some * heads
-        weights = tl.exp2(tl.load(part_peaks + at, mask=some < count, other=UNSEEN) - peak)
-        values = tl.load(
-            (part_values + at * HEAD_DIM)[:, None] + dims[None, :],
-            mask=(some < count)[:, None] & (dims < HEAD_DIM)[None, :],
-            other=0.0,
-        )
-        merged += tl.sum(values * weights[:, None], 0)
     target = out + query_start * out_token_stride + head * out_head_stride
-    tl.store(target + dims, (merged / total).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    tl.store(target[:, None] + dims[None, :], merged.to(out.dtype.element_ty), mask=(dims < HEAD_DIM)[None, :])
 
 
 def attend_singles(
@@ -168,14 +241,15 @@ def attend_singles(
     params: AttentionParams,
     out: Tensor,
     partition: Partition,
+    form: DecodeForm = DECODE_FORM,
 ) -> None:
     """Compute attention of every slice of one token over its sequence's context, and write it to `out`.
 
     `partition` is the partition of this step and window, with at most MAX_SHARES shares.
 
     Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, width], any stride of slots.
-    Cost:    one kernel that reads every visible key once; a second, small kernel that merges the parts; scratch memory
-             of (S + shares) * heads * (head_dim + 1) floats.
+    Cost:    one kernel that reads every visible key once; a second, small kernel that merges the parts, unless `form`
+             folds it into the first; scratch memory of (S + shares) * heads * (head_dim + 1) floats.
     Effects: rows of `out` that belong to longer slices are not written. The launches depend on shapes only.
     Source:  FlashDecoding; the merge by log-sum-exp as in FlashAttention-2 (arXiv 2307.08691).
     """
@@ -184,6 +258,8 @@ def attend_singles(
     part_values = torch.empty(room, heads, head_dim, dtype=torch.float32, device=query.device)
     part_peaks = torch.empty(room, heads, dtype=torch.float32, device=query.device)
     dims = max(16, triton.next_power_of_2(head_dim))
+    group = heads // kv_heads
+    merged_heads = triton.next_power_of_2(group)
     cache = CacheArrays.of(kv)
     decode_kernel[(kv_heads, room)](
         query,
@@ -198,6 +274,7 @@ def attend_singles(
         out,
         part_values,
         part_peaks,
+        partition.ended,
         query.stride(0),
         query.stride(1),
         out.stride(0),
@@ -208,10 +285,10 @@ def attend_singles(
         params.window or 0,
         params.scale,
         params.softcap or 0.0,
-        GROUP=heads // kv_heads,
+        GROUP=group,
         HEAD_DIM=head_dim,
         DIMS=dims,
-        ROWS=max(16, triton.next_power_of_2(heads // kv_heads)),
+        ROWS=max(16, merged_heads),
         KEYS=tile.keys,
         BLOCK_SIZE=kv.shape[1],
         HAS_WINDOW=params.window is not None,
@@ -219,9 +296,17 @@ def attend_singles(
         HAS_SINKS=params.sinks is not None,
         PRECISION="ieee" if query.dtype.itemsize == 4 else "tf32",
         FORMAT=cache.format,
+        FOLDS_MERGE=form.folds_merge,
+        STARTS_EARLY=form.starts_early,
+        MERGED_HEADS=merged_heads,
+        MAX_PARTS=MAX_SHARES,
+        AT_ONCE=max(1, _MERGED_AT_ONCE // (dims * merged_heads)),
         num_warps=tile.warps,
         num_stages=tile.stages,
+        launch_pdl=form.starts_early,
     )
+    if form.folds_merge:
+        return
     merge_kernel[(heads, len(partition.divided))](
         part_values,
         part_peaks,
@@ -235,5 +320,7 @@ def attend_singles(
         DIMS=dims,
         MAX_PARTS=MAX_SHARES,
         AT_ONCE=max(1, _MERGED_AT_ONCE // dims),
+        STARTS_EARLY=form.starts_early,
         num_warps=4,
+        launch_pdl=form.starts_early,
     )

@@ -26,12 +26,14 @@ class Partition:
 
     Shapes: parts [3, S + shares] int32: the sequence of each part, or -1; its first tile; the end of its tiles.
             part_starts [S + 1] int32: the first part of each sequence, and the number of all parts. divided
-            [min(S, shares)] int32: the sequences with several parts, then -1.
+            [min(S, shares)] int32: the sequences with several parts, then -1. ended [S, kv_heads] int32: 0 between two
+            launches of the decode kernel, which counts in it the parts that have ended.
     """
 
     parts: Tensor
     part_starts: Tensor
     divided: Tensor
+    ended: Tensor
     tile: Tile  # defines the number of keys of a tile
 
 
@@ -54,16 +56,18 @@ def _tiles_in_sight(
     return first, tl.cdiv(context, KEYS) - first
 
 
-@triton.jit(do_not_specialize=["sequences", "shares"], do_not_specialize_on_alignment=HOST_ARRAYS)
+@triton.jit(do_not_specialize=["sequences", "shares", "kv_heads"], do_not_specialize_on_alignment=HOST_ARRAYS)
 def partition_kernel(
     query_starts,
     context_lengths,
     parts,
     part_starts,
     divided,
+    ended,
     sequences,
     shares,
     window,
+    kv_heads,
     KEYS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -103,10 +107,13 @@ def partition_kernel(
     for start in range(several, tl.minimum(sequences, shares), AT_ONCE):
         at = start + tl.arange(0, AT_ONCE)
         tl.store(divided + at, -1, mask=at < tl.minimum(sequences, shares))
+    for start in range(0, sequences * kv_heads, AT_ONCE):
+        at = start + tl.arange(0, AT_ONCE)
+        tl.store(ended + at, 0, mask=at < sequences * kv_heads)
 
 
 def partition_contexts(
-    state: ForwardState, window: int | None, shares: int, tile: Tile, at_once: int = _AT_ONCE
+    state: ForwardState, window: int | None, shares: int, tile: Tile, kv_heads: int, at_once: int = _AT_ONCE
 ) -> Partition:
     """Cut the contexts of all slices of one token; longer slices have no part.
 
@@ -120,18 +127,21 @@ def partition_contexts(
     parts = torch.empty(3, sequences + shares, dtype=torch.int32, device=device)
     part_starts = torch.empty(sequences + 1, dtype=torch.int32, device=device)
     divided = torch.empty(min(sequences, shares), dtype=torch.int32, device=device)
+    ended = torch.empty(sequences, kv_heads, dtype=torch.int32, device=device)
     partition_kernel[(1,)](
         state.device_query_starts,
         state.device_context_lengths,
         parts,
         part_starts,
         divided,
+        ended,
         sequences,
         shares,
         window or 0,
+        kv_heads,
         KEYS=tile.keys,
         AT_ONCE=at_once,
         HAS_WINDOW=window is not None,
         num_warps=4,
     )
-    return Partition(parts, part_starts, divided, tile)
+    return Partition(parts, part_starts, divided, ended, tile)

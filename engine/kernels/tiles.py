@@ -42,10 +42,34 @@ MAX_SHARES = 256  # a power of two: the largest number of parts of one sequence 
 _PROGRAMS_PER_PROCESSOR = 8  # two at a time, four times in a row, so that the last parts end at nearly the same time
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeForm:
+    """How the decode kernel is launched. Which form is faster is not known without a device, so both default to False.
+
+    folds_merge:  the program that ends last among those of a context and key head merges the parts, instead of a
+                  second kernel
+    starts_early: the kernels of a decode may be launched while the kernel before them ends (programmatic dependent
+                  launch), from compute capability 9.0 on
+    """
+
+    folds_merge: bool = False
+    starts_early: bool = False
+
+
+DECODE_FORM = DecodeForm()
+_EARLY_CAPABILITY = (9, 0)
+
+
 def choose_tile(table: dict[tuple[int, int], Tile], head_dim: int, dtype: torch.dtype) -> Tile:
     """Return the tile for heads of this size; for larger heads than in the table, the smallest tile."""
     sizes = sorted(size for size, itemsize in table if itemsize == dtype.itemsize and size >= head_dim)
     return table[sizes[0], dtype.itemsize] if sizes else _SMALLEST
+
+
+def choose_form(capability: tuple[int, int] | None, form: DecodeForm = DECODE_FORM) -> DecodeForm:
+    """Return the form without what a device of this CUDA compute capability cannot do."""
+    can_start_early = capability is not None and capability >= _EARLY_CAPABILITY
+    return replace(form, starts_early=form.starts_early and can_start_early)
 
 
 def with_room_to_widen(tile: Tile) -> Tile:

@@ -23,11 +23,12 @@ _STRIDES = (
 )
 _POINTERS = ("query", "kv", "scales", "sinks", "out")
 _PARTITION = ("parts", "part_starts", "divided", "long_slices", "tile_starts")
+_MERGE = {"MAX_PARTS": MAX_SHARES, "STARTS_EARLY": False}
 _TYPES = {
     **dict.fromkeys(_POINTERS, "*bf16"),
     **dict.fromkeys(("part_values", "part_peaks"), "*fp32"),
-    **dict.fromkeys(("query_starts", "context_lengths", *_PARTITION), "*i32"),
-    **dict.fromkeys((*_STRIDES, "table_stride", "sequences", "slices", "shares", "window"), "i32"),
+    **dict.fromkeys(("query_starts", "context_lengths", *_PARTITION, "ended"), "*i32"),
+    **dict.fromkeys((*_STRIDES, "table_stride", "sequences", "slices", "shares", "window", "kv_heads"), "i32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
     "tables": "*i64",
 }
@@ -70,14 +71,20 @@ def slice_job() -> Job:
 
 def decode_job(head_dim: int, has_all: bool) -> Job:
     tile = DECODE_TILES[head_dim, 2]
-    constants = constants_of(head_dim, has_all) | {"ROWS": tile.rows, "KEYS": tile.keys}
+    constants = constants_of(head_dim, has_all) | {"ROWS": tile.rows, "KEYS": tile.keys, "FOLDS_MERGE": False}
+    constants |= _MERGE | {"MERGED_HEADS": _GROUP, "AT_ONCE": max(1, 4096 // (head_dim * _GROUP))}
     return Job(
         "tiercel.engine.kernels.paged_decode", "decode_kernel", _TYPES, constants, tile.warps, tile.stages, _ALIGNED
     )
 
 
+def folded(job: Job) -> Job:
+    """Return the decode kernel that merges parts, too, and may start while the kernel before it ends."""
+    return replace(job, constants=job.constants | {"FOLDS_MERGE": True, "STARTS_EARLY": True})
+
+
 def merge_job(head_dim: int) -> Job:
-    constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "MAX_PARTS": MAX_SHARES, "AT_ONCE": 4096 // head_dim}
+    constants = _MERGE | {"HEAD_DIM": head_dim, "DIMS": head_dim, "AT_ONCE": 4096 // head_dim}
     return Job("tiercel.engine.kernels.paged_decode", "merge_kernel", _TYPES, constants, aligned=_ALIGNED)
 
 
@@ -100,6 +107,8 @@ JOBS = [
     partition_job(has_window=True),
     slice_job(),
     *(decode_job(head_dim, has_all) for head_dim in (64, 128, 256) for has_all in (False, True)),
+    *(folded(decode_job(head_dim, has_all)) for head_dim in (64, 128, 256) for has_all in (False, True)),
+    folded(of_cache(decode_job(128, True), INT8.value)),
     merge_job(128),
     merge_job(512),
     store_job(128),
@@ -120,7 +129,10 @@ def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> N
     for job, made in zip(JOBS, compiled, strict=True):
         print(
             job.kernel,
-            {name: job.constants.get(name) for name in ("HEAD_DIM", "ROWS", "KEYS", "HAS_WINDOW", "FORMAT")},
+            {
+                name: job.constants.get(name)
+                for name in ("HEAD_DIM", "ROWS", "KEYS", "HAS_WINDOW", "FORMAT", "FOLDS_MERGE")
+            },
             f"registers={made.registers} shared={made.shared_bytes} spilled={made.spilled_bytes}",
         )
         assert made.spilled_bytes == 0
@@ -131,6 +143,12 @@ def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> N
                 "cp.async.cg.shared.global" in made.ptx
             )  # keys and values are loaded 16 bytes at a time, ahead of their use
             assert "mma" in made.ptx
+        if job.constants.get("STARTS_EARLY"):
+            assert "griddepcontrol.wait" in made.ptx
+            stored, added = made.ptx.rindex("st.global", 0, made.ptx.index("atom.")), made.ptx.index("atom.")
+            assert "atom.global.gpu.acq_rel.add.u32" in made.ptx
+            assert "bar.sync" in made.ptx[stored:added]  # the stores of all threads precede the count of one
+            assert "ld.global.cg" in made.ptx[added:]
         if job.kernel == "prefill_kernel":
             assert "wgmma.mma_async" in made.ptx  # the tensor cores of this generation
 

@@ -17,7 +17,7 @@ from tiercel.device.cpu import InlineLane
 from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_partition import partition_contexts
-from tiercel.engine.kernels.tiles import Tile
+from tiercel.engine.kernels.tiles import DecodeForm, Tile
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.step.graphs import record_graphs
 from tiercel.engine.step.inputs import BatchInputs
@@ -45,7 +45,7 @@ def in_sight(start: int, length: int, window: int | None) -> set[int]:
 
 def check_partition(pieces: list[tuple[int, int]], window: int | None, shares: int, at_once: int) -> list[int]:
     """Check the properties of a partition. Return the number of tiles of each part."""
-    partition = partition_contexts(state_of(pieces), window, shares, TILE, at_once)
+    partition = partition_contexts(state_of(pieces), window, shares, TILE, 3, at_once)
     sight = [in_sight(start, length, window) for start, length in pieces]
     bound = max(1, math.ceil(sum(map(len, sight)) / shares))
     sequences, firsts, ends = partition.parts.tolist()
@@ -61,6 +61,7 @@ def check_partition(pieces: list[tuple[int, int]], window: int | None, shares: i
         assert all(0 < ends[part] - firsts[part] <= bound for part in parts)
         assert len(parts) == math.ceil(len(tiles) / bound) <= shares
     several = [sequence for sequence in range(len(pieces)) if starts[sequence + 1] - starts[sequence] > 1]
+    assert partition.ended.tolist() == [[0, 0, 0]] * len(pieces)
     assert divided == several + [-1] * (min(len(pieces), shares) - len(several))
     return [ends[part] - firsts[part] for part in range(given)]
 
@@ -128,10 +129,10 @@ class AttentionAlone:
     precision = Precision.of(torch.float32)
     impl, weights_bytes, fingerprint, is_capturable = "native", 0, bytes(32), True
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, form: DecodeForm) -> None:
         self.vocab_size = scene.query[0].numel()
         self._scene = scene
-        self._attention = TritonAttention(1, decode_tile=TILE)
+        self._attention = TritonAttention(1, decode_tile=TILE, form=form)
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
         rows = (self._scene.query[tokens], self._scene.key[tokens], self._scene.value[tokens])
@@ -142,10 +143,11 @@ class AttentionAlone:
 
 
 @in_interpreter
+@pytest.mark.parametrize("form", [DecodeForm(), DecodeForm(folds_merge=True)])
 @torch.inference_mode()
-def test_a_graph_cuts_contexts_at_every_replay() -> None:
+def test_a_graph_cuts_contexts_at_every_replay(form: DecodeForm) -> None:
     scene = Scene([(0, 1), (5, 1), (230, 1), (90, 1)], torch.float32)
-    model, recorder = AttentionAlone(scene), FakeRecorder()
+    model, recorder = AttentionAlone(scene, form), FakeRecorder()
     blocks = scene.state.block_tables.shape[1]
     graphs = record_graphs(model, scene.kv, 4, blocks, InlineLane(), recorder, (2,), lambda done, total: None)
     assert graphs is not None

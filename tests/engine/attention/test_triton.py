@@ -137,7 +137,7 @@ def test_contexts_may_be_cut_anywhere(name: str, dtype: torch.dtype) -> None:
             scene.state,
             params,
             out,
-            partition_contexts(scene.state, params.window, shares, SMALL),
+            partition_contexts(scene.state, params.window, shares, SMALL, scene.kv.shape[2]),
         )
 
         is_single = torch.tensor([length == 1 for _, length in pieces for _ in range(length)])
@@ -165,7 +165,9 @@ def test_random_steps_equal_attention_wherever_they_are_cut(seed: int) -> None:
     store_rows(scene.key, scene.value, scene.kv, scene.state)
     out = nan_like(scene.query)
 
-    partition = partition_contexts(scene.state, params.window, draw.randrange(1, 40), SMALL, draw.choice([2, 4, 512]))
+    partition = partition_contexts(
+        scene.state, params.window, draw.randrange(1, 40), SMALL, kv_heads, draw.choice([2, 4, 512])
+    )
     attend_singles(scene.query, scene.kv, scene.state, params, out, partition)
 
     is_single = ~out.isnan().any(-1).any(-1).cpu()
@@ -199,6 +201,7 @@ def test_parts_lie_further_apart_than_32_bits_can_count() -> None:
         DIMS=head_dim,
         MAX_PARTS=64,
         AT_ONCE=8,
+        STARTS_EARLY=False,
     )
 
     assert out[0].isnan().all()
@@ -210,7 +213,9 @@ def test_each_kernel_writes_its_own_slices_alone() -> None:
     store_rows(scene.key, scene.value, scene.kv, scene.state)
     singles, slices, all_of_them = nan_like(scene.query), nan_like(scene.query), nan_like(scene.query)
 
-    attend_singles(scene.query, scene.kv, scene.state, PLAIN, singles, partition_contexts(scene.state, None, 3, SMALL))
+    attend_singles(
+        scene.query, scene.kv, scene.state, PLAIN, singles, partition_contexts(scene.state, None, 3, SMALL, 2)
+    )
     _, tokens = tile_rows(WIDE, 3)
     for out, least in ((slices, 2), (all_of_them, 1)):
         tiles = tile_slices(scene.state, tokens, least)
