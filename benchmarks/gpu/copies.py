@@ -80,7 +80,7 @@ def rate(run: Callable[[], None], size: int, turns: int = _TURNS) -> float:
 
 
 def run(bench: Bench) -> None:
-    """Figures `plain_*` (the driver alone), `down_*`, `up_*`, `both_*` (copy lanes)."""
+    """Figures `plain_*` (the driver alone), `inputs.*`, `down_*`, `up_*`, `both_*` (copy lanes)."""
     device = open_cuda()
     total = TOTAL_BYTES // (2 if bench.is_quick else 1)
     ends = Ends(device, total)
@@ -88,6 +88,11 @@ def run(bench: Bench) -> None:
     bench.record("pin", 2 * total / ends.pin_s / 1e9, "GB/s", locked_bytes=locked, wanted_bytes=2 * total)
     with bench.part("plain"):
         plain(bench, ends, total)
+    with bench.part("inputs"):
+        # lazy: it imports this module
+        from benchmarks.gpu import inputs
+
+        inputs.run(bench, device, ends, total)
     down, up = device.open_copy_lane(), device.open_copy_lane()
     try:
         with bench.part("groups"):

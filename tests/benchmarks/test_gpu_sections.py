@@ -17,6 +17,7 @@ from benchmarks.gpu import (
     decode,
     dummy,
     engine,
+    inputs,
     kernels,
     layout,
     overlap,
@@ -43,6 +44,7 @@ from benchmarks.gpu.copies import BLOCK_BYTES, GROUP_BLOCKS, Ends, lanes, pieces
 from benchmarks.gpu.pool import Pool
 from benchmarks.gpu.traffic import Traffic
 from tiercel.device.cpu import CpuDevice
+from tiercel.device.extents import Extents
 from tiercel.engine.attention.cache_rows import write_rows
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.attention.triton import TritonAttention
@@ -400,6 +402,90 @@ def test_traffic_keeps_both_ways_busy_while_it_lasts() -> None:
             time.sleep(0.001)
     traffic.close()
     assert traffic.gb_per_s.keys() == {"down", "up"}
+    ends.close()
+
+
+class DeepLane:
+    """A copy lane that copies when asked for the result, and notes how many batches are queued."""
+
+    depth = 2
+
+    def __init__(self, log: list[int]) -> None:
+        self._log = log
+        self._queued = 0
+
+    def copy(self, extents: Extents) -> "DeepLane":
+        self._queued += 1
+        return self
+
+    def result(self) -> None:
+        self._log.append(self._queued)
+        self._queued -= 1
+
+    def close(self) -> None:
+        assert self._queued == 0
+
+
+class DeepDevice(CpuDevice):
+    """The CPU with lanes on which two batches can be queued."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.logs: list[list[int]] = []
+
+    def open_copy_lane(self) -> DeepLane:  # type: ignore[override]
+        self.logs.append([])
+        return DeepLane(self.logs[-1])
+
+
+def test_traffic_keeps_a_batch_queued_behind_the_one_that_is_copied() -> None:
+    device, total = DeepDevice(), BLOCK_BYTES * GROUP_BLOCKS
+    ends = Ends(device, total, CPU)
+    traffic = Traffic(device, ends, total)
+    with traffic:
+        while not all(len(log) >= 5 for log in device.logs):
+            time.sleep(0.001)
+    traffic.close()
+    for log in device.logs:
+        assert log[:5] == [2] * 5
+        assert log[-1] == 1  # the last one is waited for, too
+    ends.close()
+
+
+@in_interpreter
+@pytest.mark.parametrize("words", [1, 1023, 8192])
+def test_a_kernel_reads_every_word_of_host_memory_and_no_more(words: int) -> None:
+    source, target = torch.arange(1, 10_001), torch.zeros(10_000, dtype=torch.int64)
+    inputs.read_mapped(source[:words], target[:words])
+    assert torch.equal(target[:words], source[:words])
+    assert not target[words:].any()
+
+
+@in_interpreter
+def test_the_wait_of_inputs_is_that_beside_transfers_less_that_without(tmp_path: Path) -> None:
+    device, total = CpuDevice(1), BLOCK_BYTES * GROUP_BLOCKS
+    ends = Ends(device, total, CPU)
+    bench = Bench("copies", 60.0, tmp_path / "copies.json")
+    source = torch.arange(inputs.BYTES // 8)
+    middles = iter((10.0, 1200.0, 9000.0, 12.0, 13.0, 14.0))
+
+    def samples(job: Callable[[], object]) -> list[float]:
+        job()
+        middle = next(middles)
+        return [middle - 1, middle, middle + 100]
+
+    inputs.measure(bench, device, ends, total, source, torch.zeros_like(source), samples)
+
+    told = {figure.name.removeprefix("copies.inputs."): figure for figure in bench.result.figures}
+    assert {name: figure.value for name, figure in told.items() if name.endswith("wait_us")} == {
+        "copy.pieces.wait_us": 1190.0,
+        "copy.whole.wait_us": 8990.0,
+        "mapped.pieces.wait_us": 1.0,
+        "mapped.whole.wait_us": 2.0,
+    }
+    assert told["copy.whole_us"].facts["worst_us"] == 9100.0
+    with pytest.raises(AssertionError, match="the target differs"):
+        inputs.measure(bench, device, ends, total, source, torch.zeros_like(source), lambda _: [1.0])
     ends.close()
 
 
