@@ -7,7 +7,7 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.bounds import COPY_BYTES_PER_S, LLAMA_3_8B
 from benchmarks.gpu.kernels import open_fa3, processors
-from benchmarks.gpu.pool import Pool, causal_flop, read_bytes
+from benchmarks.gpu.pool import Pool, arena_tokens, causal_flop, free_bytes, read_bytes
 from benchmarks.gpu.timing import DEVICE, Timer, median_ms
 from tiercel.engine.attention.base import Attention, PagedReader
 from tiercel.engine.attention.triton import TritonAttention
@@ -27,12 +27,13 @@ _SPARE = 4096  # tokens
 
 
 def run(bench: Bench) -> None:
-    """Figures `BACKEND.decode.BATCH_CONTEXT`, `BACKEND.decode.uneven` and, of as many contexts with the same total,
-    `BACKEND.decode.even`, `BACKEND.prefill.BATCH_LENGTH`, `BACKEND.chunk`, `BACKEND.mixed`; `triton.partition.BATCH`,
-    and by the number of shares, `shares_SHARES.uneven` and `shares_SHARES.few`.
+    """Figures `arena`, `BACKEND.decode.BATCH_CONTEXT`, `BACKEND.decode.uneven` and, of as many contexts with the same
+    total, `BACKEND.decode.even`, `BACKEND.prefill.BATCH_LENGTH`, `BACKEND.chunk`, `BACKEND.mixed`;
+    `triton.partition.BATCH`, and by the number of shares, `shares_SHARES.uneven` and `shares_SHARES.few`.
     """
     most = max(batch * context for batch, context in DECODES)
-    pool = Pool(LLAMA_3_8B, most + _SPARE, LAYERS)
+    pool = Pool(LLAMA_3_8B, arena_tokens(LLAMA_3_8B, LAYERS, most + _SPARE, free_bytes()), LAYERS)
+    bench.record("arena", pool.gb, "GB", layers=LAYERS)
     copy = bench.earlier("limits.copy")
     limit = COPY_BYTES_PER_S if copy is None else copy * 1e12
     backends: dict[str, Attention] = {"triton": TritonAttention(processors(DEVICE))}
@@ -88,7 +89,7 @@ def measure(
         ms = timer(lambda: backend.read(query, kv, state, params))
     if state.is_decode:
         rate = read_bytes(pool.model, slices) / ms / 1e9
-        bench.record(name, rate, "TB/s", us=1e3 * ms, share=rate * 1e12 / bytes_per_s)
+        bench.record(name, rate, "TB/s", us=1e3 * ms, share=rate * 1e12 / bytes_per_s, arena_gb=pool.gb)
     else:
         bench.record(name, causal_flop(pool.model, slices) / ms / 1e9, "TFLOP/s", us=1e3 * ms)
 

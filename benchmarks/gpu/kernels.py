@@ -30,6 +30,7 @@ from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
+from tiercel.engine.kernels.tiles import DecodeForm, choose_form
 from tiercel.engine.models.config import RopeConfig
 from tiercel.engine.models.layers import RMSNorm
 from tiercel.engine.models.ops import Ops
@@ -69,6 +70,11 @@ def run(bench: Bench) -> None:
         "triton": TritonAttention(processors(device)),
         "triton_few": TritonAttention(_FEW_PROCESSORS),
     }
+    folded = DecodeForm(folds_merge=True)
+    backends["triton_folded"] = TritonAttention(processors(device), form=folded)
+    early = DecodeForm(folds_merge=True, starts_early=True)
+    if choose_form(torch.cuda.get_device_capability(device), early) == early:
+        backends["triton_early"] = TritonAttention(processors(device), form=early)
     with bench.part("fa3"):
         backends |= open_fa3()
     check("add_norm", lambda: add_norm_error(dtype, device))

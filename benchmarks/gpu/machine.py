@@ -54,6 +54,7 @@ def facts() -> dict[str, object]:
         "device": properties.name,
         "processors": properties.multi_processor_count,
         "device_bytes": properties.total_memory,
+        "cache_bytes": properties.L2_cache_size,
         "capability": f"{properties.major}.{properties.minor}",
         "cuda": torch.version.cuda,
         "driver": driver(),

@@ -7,7 +7,19 @@ from benchmarks.gpu.bounds import ModelShape
 from benchmarks.gpu.timing import BF16, DEVICE
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 
+ARENA_BYTES = 100e9  # as much as a serving engine reads: more than the translations of addresses that a device keeps
+ARENA_SHARE = 0.85  # of the free memory of smaller devices
 _PIECE = 1 << 30  # elements filled at a time
+
+
+def arena_tokens(model: ModelShape, layers: int, least: int, free_bytes: float) -> int:
+    """Return the tokens of an arena of 100 GB, or of 85 % of the free memory, but at least `least`."""
+    return max(least, int(min(ARENA_BYTES, ARENA_SHARE * free_bytes)) // (layers * model.layer_token_bytes))
+
+
+def free_bytes() -> int:
+    """Return the free memory of the device."""
+    return torch.cuda.mem_get_info()[0]
 
 
 class Pool:
@@ -32,9 +44,15 @@ class Pool:
         self.dtype = dtype
         width = model.kv_heads * 2 * model.head_dim
         self._flat = torch.empty(tokens * layers * width, dtype=dtype, device=place)
-        generator = torch.Generator(place).manual_seed(0)
-        for piece in self._flat.split(_PIECE):
-            piece.normal_(generator=generator)
+        pieces = self._flat.split(_PIECE)
+        pieces[0].normal_(generator=torch.Generator(place).manual_seed(0))
+        for piece in pieces[1:]:  # copies, because drawing 100 GB takes seconds
+            piece.copy_(pieces[0][: len(piece)])
+
+    @property
+    def gb(self) -> float:
+        """The size in GB."""
+        return self._flat.nbytes / 1e9
 
     def layer(self, block_size: int, *, is_block_first: bool = True) -> Tensor:
         """Return the second layer. Shapes: returns [slots, block_size, kv_heads, 2 * head_dim]."""
@@ -46,14 +64,17 @@ class Pool:
             return used.view(slots, self.layers, *rest)[:, index]
         return used.view(self.layers, slots, *rest)[index]
 
-    def state(self, slices: list[tuple[int, int]], block_size: int, seed: int = 0) -> ForwardState:
-        """Return the state of sequences of (tokens before, tokens of the slice) with scattered blocks.
+    def state(
+        self, slices: list[tuple[int, int]], block_size: int, seed: int = 0, *, is_narrow: bool = False
+    ) -> ForwardState:
+        """Return the state of sequences of (tokens before, tokens of the slice) with blocks scattered over the arena.
 
-        They write the null block.
+        They write the null block. `is_narrow`: the blocks are scattered over no more slots than they need.
         """
         ends = [start + length for start, length in slices]
         counts = [-(-end // block_size) for end in ends]
-        slots = torch.randperm(self.tokens // block_size - 1, generator=torch.Generator().manual_seed(seed)) + 1
+        reach = sum(counts) if is_narrow else self.tokens // block_size - 1
+        slots = torch.randperm(reach, generator=torch.Generator().manual_seed(seed)) + 1
         tables = torch.zeros(len(slices), max(counts), dtype=torch.int64)
         used = 0
         for row, count in enumerate(counts):

@@ -29,7 +29,7 @@ from benchmarks.gpu import (
 )
 from benchmarks.gpu.bare import open_bare
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.bounds import ModelShape
+from benchmarks.gpu.bounds import LLAMA_3_8B, ModelShape
 from benchmarks.gpu.cases import (
     CASES,
     LAYER,
@@ -41,7 +41,7 @@ from benchmarks.gpu.cases import (
     relative_error,
 )
 from benchmarks.gpu.copies import BLOCK_BYTES, GROUP_BLOCKS, Ends, lanes, pieces, rate
-from benchmarks.gpu.pool import Pool
+from benchmarks.gpu.pool import Pool, arena_tokens
 from benchmarks.gpu.traffic import Traffic
 from tiercel.device.cpu import CpuDevice
 from tiercel.device.extents import Extents
@@ -234,6 +234,49 @@ def test_a_layer_of_the_probe_has_the_products_and_the_attention_of_the_model(po
     products, heads = overlap.in_turns([layer.products(3), layer.attention([(9, 1), (0, 5)], 1)])()
     assert [tuple(one.shape) for one in products] == [(3, 128), (3, 64), (3, 256), (3, 64)]
     assert heads.shape == (6, 4, 16)
+
+
+def test_an_arena_is_as_large_as_a_serving_one_or_as_the_device_allows() -> None:
+    token = LLAMA_3_8B.token_bytes
+    assert arena_tokens(LLAMA_3_8B, 32, 1000, 140e9) == 100 * 10**9 // token
+    assert arena_tokens(LLAMA_3_8B, 32, 1000, 70e9) == int(0.85 * 70e9) // token
+    assert arena_tokens(LLAMA_3_8B, 8, 1000, 140e9) == 4 * 100 * 10**9 // token
+    assert arena_tokens(LLAMA_3_8B, 32, 10**6, 70e9) == 10**6
+
+
+def test_blocks_lie_anywhere_in_the_arena_or_as_near_as_they_can(pool: Pool) -> None:
+    slices, most = [(31, 1), (40, 8)], 320 // 16 - 1
+    wide = {int(slot) for seed in range(20) for slot in pool.state(slices, 16, seed).block_tables.flatten()}
+    narrow = pool.state(slices, 16, is_narrow=True).block_tables.flatten().tolist()
+    assert wide - {0} == set(range(1, most + 1))
+    assert sorted(narrow) == [0, 1, 2, 3, 4, 5]
+    assert pool.gb == pytest.approx(320 * 2 * 2 * 32 * 4 / 1e9)
+
+
+def test_a_decode_reads_more_than_twice_the_cache() -> None:
+    hopper, larger = 50 << 20, 126 << 20
+    assert [decode.prompt_over(hopper, batch) for batch in decode.BATCHES] == [decode.PROMPT] * 3
+    assert decode.prompt_over(larger, 1) * LLAMA_3_8B.token_bytes >= 2 * larger
+    assert decode.prompt_over(larger, 32) == decode.PROMPT
+
+
+@in_interpreter
+def test_forms_of_the_decode_kernel_are_compared(pool: Pool, tmp_path: Path) -> None:
+    bench = Bench("layout", 60.0, tmp_path / "layout.json")
+    times = iter((1.0, 4.0, 0.5, 2.0))
+
+    def timer(job: Callable[[], object]) -> float:
+        job()
+        return next(times)
+
+    layout.forms(bench, pool, {"many": [(9, 1), (19, 1)], "one": [(200, 1)]}, timer)
+
+    assert [figure.name for figure in bench.result.figures] == [
+        *("layout.form.plain.many", "layout.form.plain.one", "layout.form.folded.many", "layout.form.folded.one"),
+        "layout.form_best",
+    ]
+    assert bench.result.figures[-1].value == pytest.approx(2.0)
+    assert bench.result.figures[-1].facts == {"form": "folded"}
 
 
 def test_a_budget_that_ends_has_seen_tiles_of_both_kinds() -> None:

@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.gpu import layout
 from tests.engine.kernels.compiling import ROOT, Job, compile_for_hopper
 from tiercel.engine.kernels.quantized_kv import FP8, INT8
-from tiercel.engine.kernels.tiles import DECODE_TILES, MAX_SHARES, PREFILL_TILES
+from tiercel.engine.kernels.tiles import DECODE_TILES, MAX_SHARES, PREFILL_TILES, Tile
 
 _SHARED_BYTES = 227 * 1024  # of one program on a Hopper GPU
 _REGISTERS = 65_536  # of a processor
 _GROUP, _BLOCK_SIZE = 4, 16
+TWICE = layout.PREFILL_TILES[0]  # the first candidate of the sweep
 
 _STRIDES = (
     *("query_token_stride", "query_head_stride", "out_token_stride", "out_head_stride"),
@@ -51,8 +53,8 @@ def constants_of(head_dim: int, has_all: bool) -> dict[str, int | float | bool |
     return sizes | features | {"PRECISION": "tf32", "FORMAT": 0}
 
 
-def prefill_job(head_dim: int, has_all: bool) -> Job:
-    tile = PREFILL_TILES[head_dim, 2]
+def prefill_job(head_dim: int, has_all: bool, tile: Tile | None = None) -> Job:
+    tile = tile or PREFILL_TILES[head_dim, 2]
     sizes = {"ROWS": tile.rows, "TOKENS": tile.rows // _GROUP, "KEYS": tile.keys}
     constants = constants_of(head_dim, has_all) | sizes
     module = "tiercel.engine.kernels.paged_prefill"
@@ -103,6 +105,7 @@ def store_job(head_dim: int) -> Job:
 JOBS = [
     prefill_job(64, False),
     prefill_job(128, True),
+    prefill_job(128, True, TWICE),
     partition_job(has_window=False),
     partition_job(has_window=True),
     slice_job(),
@@ -138,6 +141,11 @@ def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> N
         assert made.spilled_bytes == 0
         assert made.shared_bytes <= _SHARED_BYTES
         assert made.registers * 32 * job.num_warps <= _REGISTERS
+        if (
+            job.constants.get("ROWS") == TWICE.rows
+        ):  # two programs fit a processor at a time, and 1 KiB each is reserved
+            assert 2 * (made.shared_bytes + 1024) <= _SHARED_BYTES + 1024
+            assert 2 * made.registers * 32 * job.num_warps <= _REGISTERS
         if job.kernel in ("prefill_kernel", "decode_kernel"):
             assert (
                 "cp.async.cg.shared.global" in made.ptx

@@ -19,7 +19,7 @@ from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.measure.cache_file import CacheFile
 from tiercel.engine.measure.machine_facts import machine_facts
 from tiercel.engine.measure.step_grid import GridLimits, StepGrid, StepShape
-from tiercel.engine.measure.step_times import TrialForward, measure_step_times, open_step_times
+from tiercel.engine.measure.step_times import TrialForward, measure_step_times, open_step_times, open_trial_arena
 from tiercel.engine.measure.stored_times import StoredTimes, open_times_file, read_times, write_times
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.native.library import load_library
@@ -437,3 +437,12 @@ def test_a_failed_device_is_reported() -> None:
 
     with pytest.raises(DeviceError, match="no kernel"):
         measure(1.0, model=Broken(ManualClock()))
+
+
+def test_trial_steps_on_a_gpu_read_the_whole_arena_of_the_engine() -> None:
+    on_device = torch.empty(9000, 2, 16, 1, 8, device="meta")  # as large as no small arena
+    assert open_trial_arena(on_device, 7) is on_device
+    on_cpu = torch.ones(90, 2, 16, 1, 8)
+    arena = open_trial_arena(on_cpu, 7)
+    assert arena.shape == (7, 2, 16, 1, 8)
+    assert not arena.any()  # pages of its own
