@@ -427,3 +427,21 @@ def test_missing_requirements_of_wheels_are_reported(tmp_path: Path) -> None:
     (tmp_path / "third-1.0-py3-none-any.whl").unlink()
     _wheel(tmp_path, "third", "1.5")
     assert wheel_needs.lacking(tmp_path, project) == []
+
+
+def test_the_first_run_has_commands_that_parse_and_figures_of_sections_that_run() -> None:
+    page = (ROOT / "docs" / "first-gpu-run.md").read_text(encoding="utf-8")
+    commands = re.findall(r"\| `python benchmarks/gpu/run.py (--sections [^`]*)`", page)
+    assert len(commands) == 6
+    ran: set[str] = set()
+    for command in commands:
+        names = command.split()[1]
+        chosen = choose(names, has_peer="--peer" in command)
+        assert 1.25 * sum(one.budget_s for one in chosen) <= 600, command
+        program.parse([word for word in command.replace("--peer FOLDER", f"--peer {ROOT}").split()])
+        ran |= {one.name for one in chosen}
+    decides = page.partition("## What each figure decides")[2].partition("\n## ")[0]
+    figures = re.findall(r"^\| `(\w+)\.", decides, re.MULTILINE)
+    assert set(figures) <= ran
+    assert {target.figure.partition(".")[0] for target in TARGETS} - {"quantized", "switches", "replay"} <= set(figures)
+    assert "(first-gpu-run.md)" in (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
