@@ -20,6 +20,7 @@ from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.weights import fill_dummy
 from tiercel.engine.sampling import Sampler
+from tiercel.engine.sampling.sampler import DrawKernel
 from tiercel.engine.step.graphs import DecodeGraphs, graph_sizes, record_graphs
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import DeviceFlight, Runner
@@ -178,14 +179,16 @@ class StepBench:
         lane: Lane,
         device: str = "cpu",
         sizes: tuple[int, ...] | None = None,
+        kernel: DrawKernel | None = None,
     ) -> None:
+        """`kernel`: of the sampler; by default it has none."""
         torch_device = torch.device(device)
         shape = (2 * sequences + 1, model.layers, 4, model.kv_heads, 2 * model.head_dim)
         self.kv = torch.zeros(shape, device=torch_device)
         rows = RowBook(sequences, 2)
         self._sequences: dict[SeqId, SequenceProgress] = {}
         staging = Staging(torch_device, lane, HostRing(is_pinned=device == "cuda"))
-        sampler = Sampler(sequences, model.vocab_size, torch_device)
+        sampler = Sampler(sequences, model.vocab_size, torch_device, kernel)
         if device == "cuda":
             torch.cuda.synchronize()  # zeroing was not queued on the lane
         graphs = None
