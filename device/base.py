@@ -118,6 +118,11 @@ class Device(Protocol):
         """The CUDA compute capability, (9, 0) on Hopper; None for a CPU."""
         ...
 
+    @property
+    def maps_host_memory(self) -> bool:
+        """Whether kernels can address locked host memory; False on the CPU, which has no other memory."""
+        ...
+
     def open_lane(self) -> Lane:
         """Open a lane for computing."""
         ...

@@ -166,6 +166,10 @@ class CpuDevice:
     def capability(self) -> None:
         return None
 
+    @property
+    def maps_host_memory(self) -> bool:
+        return False
+
     def open_lane(self) -> CpuLane:
         threads, room = self.threads, default_threads(self._cores, self._quota)
         log.info(

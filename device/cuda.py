@@ -147,6 +147,10 @@ class CudaDevice:
     def capability(self) -> tuple[int, int]:
         return torch.cuda.get_device_capability()
 
+    @property
+    def maps_host_memory(self) -> bool:
+        return self._driver.maps_host_memory
+
     def open_lane(self) -> CudaLane:
         return CudaLane(self._open_stream(_COMPUTE_PRIORITY), self._driver)
 

@@ -21,6 +21,8 @@ _NOT_READY = 600
 _NOT_SUPPORTED = 801
 _CAPTURING = range(900, 909)  # returned by a stream while a graph is recorded
 _NO_INDEX = ctypes.c_size_t(-1).value  # a batch failed, but not because of one of its copies
+_CAN_MAP_HOST = 19  # CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
+_HAS_UNIFIED_ADDRESSES = 41  # CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
 _CAN_USE_HOST_POINTER = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _PREFER_OVERLAP = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 
@@ -69,6 +71,8 @@ class CudaDriver:
         self._functions: dict[str, Callable[..., int]] = {}
         self._batch: Callable[..., int] | None = None
         self._returns_index = False
+        self.maps_host_memory = False
+        """Whether kernels can address locked memory that the driver allocated, at the address that the host uses."""
 
     def open(self, ordinal: int) -> None:
         """Find the functions, and the context in which torch computes. Errors: DeviceError."""
@@ -81,9 +85,8 @@ class CudaDriver:
         device = c_int()
         self._call("cuDeviceGet", byref(device), ordinal)
         self._call("cuDevicePrimaryCtxRetain", byref(self._context), device)
-        shares_addresses = c_int()
-        self._call("cuDeviceGetAttribute", byref(shares_addresses), _CAN_USE_HOST_POINTER, device)
-        if shares_addresses.value:
+        self.maps_host_memory = self._has(_CAN_MAP_HOST, device) and self._has(_HAS_UNIFIED_ADDRESSES, device)
+        if self._has(_CAN_USE_HOST_POINTER, device):
             self._find_batch()
         else:  # the driver would accept a batch, and the copies would fault later (sglang issue 40232)
             log.info("locked memory has other addresses on this device: blocks are copied one by one")
@@ -143,6 +146,11 @@ class CudaDriver:
         self._functions["cuCtxSetCurrent"](self._context)
         status = self._functions["cuStreamQuery"](stream)
         return status not in (_OK, _NOT_READY, *_CAPTURING)
+
+    def _has(self, attribute: int, device: c_int) -> bool:
+        value = c_int()
+        self._call("cuDeviceGetAttribute", byref(value), attribute, device)
+        return bool(value.value)
 
     def _find_batch(self) -> None:
         """Find the batch copy with the signature of CUDA 12.8, else with that of 13.0."""

@@ -43,6 +43,7 @@ from tiercel.engine.step.graphs import DecodeGraphs, graph_sizes, record_graphs,
 from tiercel.engine.step.memory_relief import MemoryRelief
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import Runner
+from tiercel.engine.step.staging import open_staging
 from tiercel.engine.upkeep import Upkeep
 from tiercel.engine.wake import Wake
 from tiercel.kvcache.manager import CacheManager
@@ -210,10 +211,11 @@ def assemble(
     settings = for_device(settings, device)
     spec = kv_spec(model, settings.block_size)
     place, lane = torch.device(device.name), device.open_lane()
+    staging = open_staging(place, lane, maps_host_memory=device.maps_host_memory)
     experts = model.tier if isinstance(model, Decoder) else None
     max_rows = settings.sequences + 1  # one suspect is admitted beyond the limit
     library = load_library() if device.name == "cpu" else None
-    sampler = open_sampler(max_rows, model.vocab_size, place, model.precision.activations, library)
+    sampler = open_sampler(max_rows, model.vocab_size, place, model.precision.activations, library, staging)
     # An id beyond the logits cannot be sampled, and banning it until min_tokens would be out of range.
     end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
     grammars = GrammarCache.start(
@@ -236,7 +238,7 @@ def assemble(
         has_graphs=wants_graphs(settings, model),
     )
     graphs = _record_graphs(settings, model, tiers.device.kv, max_rows, max_blocks, device, lane, mailbox, clock)
-    times = open_step_times(settings, model, tiers.device.kv, spec, device, lane, clock, capacity, graphs)
+    times = open_step_times(settings, model, tiers.device.kv, spec, device, lane, clock, capacity, graphs, staging)
     # Not during the recording of graphs, because the driver may refuse one of the two, nor during measurements.
     tiers.start_locking()
     most_tokens = step_tokens(settings, device)
@@ -250,7 +252,12 @@ def assemble(
     chooser = SwapChooser(settings.preemption_mode, lambda: rates.rates)
     planner = Planner(book, limits, chooser, Splitter(splits))
     rows = RowBook(max_rows, max_blocks)
-    runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens, graphs=graphs, grammars=grammars)
+    runner = Runner(
+        *(model, tiers.device.kv, sampler, lane, rows, book, end_tokens),
+        staging=staging,
+        graphs=graphs,
+        grammars=grammars,
+    )
     device.give_back_cached()
     steering = Steering(book, planner, cache, settings, most_tokens, yields=yields)
     release = DiskRelease(tiers, cache.background, mailbox, wake)

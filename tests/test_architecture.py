@@ -112,7 +112,7 @@ ENGINE: dict[str, set[str]] = {
     "experts": {"native"},
     "models": {"forward", "kernels", "native", "attention", "experts"},
     "sampling": {"kernels", "native"},
-    "step": {"forward", "models", "sampling"},
+    "step": {"forward", "kernels", "models", "sampling"},
     "memory": set(),
     "measure": {"forward", "native", "attention", "models", "sampling", "step", "memory"},
 }

@@ -13,6 +13,7 @@ from tiercel.engine.memory.capacity import step_tokens
 from tiercel.engine.models.base import Model
 from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.graphs import StaticInputs, graph_sizes, wants_graphs
+from tiercel.engine.step.tables import DeviceTables
 from tiercel.errors import ConfigError
 from tiercel.kvcache.store.arena import open_arena
 from tiercel.request import SamplingParams, pack_tokens
@@ -48,13 +49,15 @@ class Footprint:
 
     step_bytes: int = 0  # peak of the larger trial step
     graph_bytes: int = 0  # of CUDA graphs, if any will be recorded
+    table_bytes: int = 0  # of the block tables of all rows
 
     @property
     def reserved_bytes(self) -> int:
         """The sum with a margin of a tenth of the step and 128 MiB; 0 on the CPU."""
         if not self.step_bytes:
             return 0
-        return self.step_bytes + self.graph_bytes + int(_MARGIN_SHARE * self.step_bytes) + _MARGIN_BYTES
+        kept_bytes = self.graph_bytes + self.table_bytes
+        return self.step_bytes + kept_bytes + int(_MARGIN_SHARE * self.step_bytes) + _MARGIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ def measure_footprint(
 
     Two steps are the largest: one with as many sequences as may run at once, all with every sampling feature, and one
     with a single prompt at the end of the longest context. CUDA graphs keep the memory of a decode of their largest
-    size, their inputs, a workspace, and an allowance for each graph.
+    size, their inputs, a workspace, and an allowance for each graph. The runner keeps the block tables of its rows.
     Cost:    three forwards; nothing on the CPU, where pages are allocated when they are first written.
     Effects: KV goes to the null block of an arena made for the purpose. The sampler's rows are filled, and what it
              keeps for penalties is allocated now: it need not be found later.
@@ -116,15 +119,19 @@ def measure_footprint(
     finally:
         del trial
         device.give_back_cached()
-    graphs = decode + _graph_bytes(sizes, -(-longest // spec.block_size)) if sizes else 0
-    found = Footprint(max(crowd, prompt), graphs)
+    max_blocks = -(-longest // spec.block_size)
+    graphs = decode + _graph_bytes(sizes, max_blocks) if sizes else 0
+    tables = DeviceTables.open(seqs + 1, max_blocks, torch.device("meta"))
+    found = Footprint(max(crowd, prompt), graphs, tables.nbytes)
     log.info(
-        "footprint crowd_bytes=%d prompt_bytes=%d decode_bytes=%d graphs=%d graph_bytes=%d reserved_bytes=%d",
+        "footprint crowd_bytes=%d prompt_bytes=%d decode_bytes=%d graphs=%d graph_bytes=%d table_bytes=%d "
+        "reserved_bytes=%d",
         crowd,
         prompt,
         decode,
         len(sizes),
         found.graph_bytes,
+        found.table_bytes,
         found.reserved_bytes,
     )
     return found

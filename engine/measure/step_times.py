@@ -20,7 +20,8 @@ from tiercel.engine.memory.capacity import step_tokens
 from tiercel.engine.models.base import Model
 from tiercel.engine.step.graphs import DecodeGraphs
 from tiercel.engine.step.inputs import BatchInputs
-from tiercel.engine.step.staging import open_staging
+from tiercel.engine.step.staging import Staging, open_staging
+from tiercel.engine.step.tables import DeviceTables
 from tiercel.errors import DeviceError
 from tiercel.scheduler.cost import StepTimes, linear_times
 from tiercel.settings import EngineSettings
@@ -45,16 +46,17 @@ def open_step_times(
     clock: Clock,
     capacity: Capacity,
     graphs: DecodeGraphs | None = None,
+    staging: Staging | None = None,
 ) -> StepTimes:
     """Return the table for the limits of this engine, from the cache folder and from measurements within the budget.
 
-    `graphs`: the graphs that decodes run in, recorded on `kv`.
+    `graphs`: the graphs that decodes run in, recorded on `kv`. `staging`: see `TrialForward`.
     """
     limits = limits_of(settings, model, device, capacity)
     recorded = () if graphs is None else graphs.sizes
     facts = (*machine_facts(settings, model, spec, device), repr(limits), repr(recorded))
     file = open_times_file(settings.cache_folder, facts)
-    trial = TrialForward(model, kv, spec, lane, clock, graphs)
+    trial = TrialForward(model, kv, spec, lane, clock, graphs, staging)
     return measure_step_times(trial, clock, limits, settings.calibration_s, file)
 
 
@@ -126,12 +128,20 @@ class TrialForward:
     """
 
     def __init__(
-        self, model: Model, kv: Tensor, spec: KVSpec, lane: Lane, clock: Clock, graphs: DecodeGraphs | None = None
+        self,
+        model: Model,
+        kv: Tensor,
+        spec: KVSpec,
+        lane: Lane,
+        clock: Clock,
+        graphs: DecodeGraphs | None = None,
+        staging: Staging | None = None,
     ) -> None:
+        """`staging`: of the lane; by default one without kernels."""
         self._model = model
         self._like = kv
         self._graphs = graphs
-        self._staging = open_staging(kv.device, lane)
+        self._staging = staging or open_staging(kv.device, lane)
         self._block_size = spec.block_size
         self._slots = max(1, min(_ARENA_BYTES // spec.block_bytes, kv.shape[0]))
         self._arena: Tensor | None = None
@@ -175,14 +185,16 @@ class TrialForward:
         starts = np.array(slices.starts, np.int64)
         tables = _scattered(len(starts), -(-int(starts.max() + 1) // block_size), self._like.shape[0])
         tokens = spread_tokens(len(starts), self._model.vocab_size)
-        batch = BatchInputs.of_decodes(starts, tables.numpy(), tokens.numpy())
+        batch = BatchInputs.of_decodes(starts, tables.shape[1], tokens.numpy())
         size = graphs.size_of(batch)
         if size is None:
             return None
 
+        on_device = DeviceTables(tables.to(self._like.device))
+
         @torch.inference_mode()
         def replay() -> Tensor:
-            logits, _ = graphs.run_no_sync(batch, size, self._staging)
+            logits, *_ = graphs.run_no_sync(batch, size, self._staging, on_device)
             return logits.max(dim=-1).values
 
         return replay

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiercel.engine.sampling.upload import upload_no_sync
+from tiercel.engine.sampling.upload import CopyLink, HostLink
 from tiercel.request import MAX_BAD_WORD_TOKENS
 
 _DEPTH = MAX_BAD_WORD_TOKENS - 1  # tokens before the last one of a sequence
@@ -20,10 +20,11 @@ class BadWords:
     Memory is allocated when the first row has bad words: 8 bytes * max_rows * (MAX_BAD_WORD_TOKENS - 1).
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, link: HostLink | None = None) -> None:
         self._max_rows = max_rows
         self._vocab_size = vocab_size
         self._device = device
+        self._link = link or CopyLink(device)
         self._said: Tensor | None = None  # [max_rows, _DEPTH] int64, the last outputs, the newest in the last column
         self._begins: dict[int, NDArray[np.int64]] = {}  # of each row: [B, _DEPTH] the tokens before the last one
         self._ends: dict[int, NDArray[np.int64]] = {}  # of each row: [B] the last tokens
@@ -37,17 +38,17 @@ class BadWords:
         said = np.full(_DEPTH, _NOTHING, np.int64)
         last = outputs[-_DEPTH:]
         said[_DEPTH - len(last) :] = last
-        self._outputs()[row] = upload_no_sync(said, self._device)
+        self._outputs()[row] = self._link.send_no_sync(said)
 
     def apply_no_sync(self, scores: Tensor, places: NDArray[np.int64], row_ids: NDArray[np.int64]) -> None:
         """Exclude tokens. Shapes: scores [M, vocab], changed; places [B] among the M, of rows [B] with bad words."""
         counts = [len(self._ends[row]) for row in row_ids.tolist()]
-        begins = upload_no_sync(np.concatenate([self._begins[row] for row in row_ids.tolist()]), self._device)
+        begins = self._link.send_no_sync(np.concatenate([self._begins[row] for row in row_ids.tolist()]))
         ends = np.concatenate([self._ends[row] for row in row_ids.tolist()])
-        said = self._outputs().index_select(0, upload_no_sync(np.repeat(row_ids, counts), self._device))
+        said = self._outputs().index_select(0, self._link.send_no_sync(np.repeat(row_ids, counts)))
         is_next = ((said == begins) | (begins == _ANY)).all(dim=1)
         shifts = torch.zeros(len(ends), device=self._device).masked_fill_(is_next, -torch.inf)
-        flat_ids = upload_no_sync(np.repeat(places, counts) * self._vocab_size + ends, self._device)
+        flat_ids = self._link.send_no_sync(np.repeat(places, counts) * self._vocab_size + ends)
         scores.view(-1).scatter_add_(0, flat_ids, shifts)
 
     def note_no_sync(self, rows: Tensor, tokens: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tiercel.engine.sampling.row import Column, Feature
 from tiercel.engine.sampling.subset import Subset
-from tiercel.engine.sampling.upload import upload_no_sync
+from tiercel.engine.sampling.upload import CopyLink, HostLink
 
 MassSearch = Callable[[Tensor, Tensor], Tensor]
 """See `least_no_sync`."""
@@ -46,6 +46,7 @@ def limits_no_sync(
     floats: Tensor,
     top_ks: NDArray[np.int64],
     search: MassSearch = least_no_sync,
+    link: HostLink | None = None,
 ) -> Tensor:
     """Return the smallest score that each row may draw.
 
@@ -53,19 +54,20 @@ def limits_no_sync(
              returns [M, 1], -inf without a filter.
     Cost:    each filter reads only the rows that use it.
     """
+    link = link or CopyLink(scores.device)
     limits = scores.new_full((len(features), 1), -torch.inf)
-    rows = Subset((features & Feature.MIN_P) != 0, scores.device)
+    rows = Subset((features & Feature.MIN_P) != 0, link)
     if rows:
         limits = rows.put(limits, min_p_limits(rows.take(scores), rows.take(floats)[:, Column.LOG_MIN_P]))
-    rows = Subset((features & Feature.TOP_K) != 0, scores.device)
+    rows = Subset((features & Feature.TOP_K) != 0, link)
     if rows:
         some, floor = rows.take(scores), rows.take(limits)
         largest = some.topk(int(top_ks[rows.host].max()), dim=-1).values
-        floor = torch.maximum(floor, top_k_limits(largest, upload_no_sync(top_ks[rows.host], scores.device)))
+        floor = torch.maximum(floor, top_k_limits(largest, link.send_no_sync(top_ks[rows.host])))
         if np.any(features[rows.host] & Feature.TOP_P):
             floor = top_k_top_p_limits(some, largest, floor, rows.take(floats)[:, Column.TOP_P])
         limits = rows.put(limits, floor)
-    rows = Subset((features & (Feature.TOP_P | Feature.TOP_K)) == Feature.TOP_P, scores.device)
+    rows = Subset((features & (Feature.TOP_P | Feature.TOP_K)) == Feature.TOP_P, link)
     if rows:
         top_p = rows.take(floats)[:, Column.TOP_P]
         limits = rows.put(limits, top_p_limits(rows.take(scores), rows.take(limits), top_p, search))

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiercel.engine.sampling.upload import upload_no_sync
+from tiercel.engine.sampling.upload import CopyLink, HostLink
 
 _ALL = np.int32(-1)  # every bit set: no token is excluded
 _BITS = (np.arange(256)[:, None] >> np.arange(8)) & 1
@@ -40,7 +40,7 @@ class Masks:
         return lines
 
 
-def exclude_no_sync(scores: Tensor, words: NDArray[np.int32]) -> None:
+def exclude_no_sync(scores: Tensor, words: NDArray[np.int32], link: HostLink | None = None) -> None:
     """Set the scores of tokens that may not be drawn to -inf.
 
     Shapes: scores [M, vocab], changed; words [M, vocab / 32, rounded up].
@@ -51,7 +51,7 @@ def exclude_no_sync(scores: Tensor, words: NDArray[np.int32]) -> None:
         limits = np.take(_LIMITS, words.view(np.uint8), axis=0).reshape(len(words), -1)
         torch.minimum(scores, torch.from_numpy(limits)[:, :vocab_size], out=scores)
         return
-    octets = upload_no_sync(words.view(np.uint8), scores.device)
+    octets = (link or CopyLink(scores.device)).send_no_sync(words.view(np.uint8))
     scores.masked_fill_(excluded_no_sync(octets, vocab_size), -torch.inf)
 
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiercel.engine.sampling.row import Column
-from tiercel.engine.sampling.upload import upload_no_sync
+from tiercel.engine.sampling.upload import CopyLink, HostLink
 
 
 class PenaltyCounts:
@@ -15,10 +15,11 @@ class PenaltyCounts:
     Memory is allocated when the first row uses penalties: 5 bytes * max_rows * vocab_size.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, link: HostLink | None = None) -> None:
         self._max_rows = max_rows
         self._vocab_size = vocab_size
         self._device = device
+        self._link = link or CopyLink(device)
         self._prompt: Tensor | None = None  # [max_rows, vocab] bool
         self._outputs: Tensor | None = None  # [max_rows, vocab] int32
 
@@ -30,11 +31,11 @@ class PenaltyCounts:
         seen, counts = self._tensors()
         first = row * self._vocab_size  # flat indices: on a GPU, indexed assignment of a scalar would wait for a copy
         seen[row] = False
-        seen.view(-1).index_fill_(0, upload_no_sync(first + self._distinct(prompt)[0], self._device), True)
+        seen.view(-1).index_fill_(0, self._link.send_no_sync(first + self._distinct(prompt)[0]), True)
         tokens, times = self._distinct(outputs)
         counts[row] = 0
-        flat_ids = upload_no_sync(first + tokens, self._device)
-        counts.view(-1).index_copy_(0, flat_ids, upload_no_sync(times, self._device))
+        flat_ids = self._link.send_no_sync(first + tokens)
+        counts.view(-1).index_copy_(0, flat_ids, self._link.send_no_sync(times))
 
     def apply_no_sync(self, scores: Tensor, rows: Tensor, floats: Tensor) -> Tensor:
         """Return the scores after the repetition, frequency and presence penalties.

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from tiercel.engine.sampling.upload import CopyLink, HostLink
 from tiercel.ids import SeqId
 from tiercel.outcome import TokenLogprobs
 
@@ -24,6 +24,11 @@ class Logprobs:
     top_tokens: Tensor
     top_logprobs: Tensor
 
+    def to_host_no_sync(self, link: HostLink) -> "Logprobs":
+        """Return them on the host, to be read when the lane has passed this point."""
+        tensors = (self.sampled, self.ranks, self.top_tokens, self.top_logprobs)
+        return Logprobs(self.indices, self.num_top, *map(link.fetch_no_sync, tensors))
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -37,21 +42,11 @@ class Sampled:
     bad_rows: Tensor
     logprobs: Logprobs | None = None
 
-    def to_host_no_sync(self) -> "Sampled":
-        """Queue copies to the host, to be read when the lane has passed this point; on the CPU, return `self`."""
-        if self.tokens.device.type == "cpu":
-            return self
-        found = self.logprobs
-        if found is not None:
-            found = Logprobs(
-                found.indices,
-                found.num_top,
-                to_host_no_sync(found.sampled),
-                to_host_no_sync(found.ranks),
-                to_host_no_sync(found.top_tokens),
-                to_host_no_sync(found.top_logprobs),
-            )
-        return Sampled(to_host_no_sync(self.tokens), to_host_no_sync(self.bad_rows), found)
+    def to_host_no_sync(self, link: HostLink | None = None) -> "Sampled":
+        """Return the results on the host, to be read when the lane has passed this point. `link`: by default copies."""
+        link = link or CopyLink(self.tokens.device)
+        logprobs = None if self.logprobs is None else self.logprobs.to_host_no_sync(link)
+        return Sampled(link.fetch_no_sync(self.tokens), link.fetch_no_sync(self.bad_rows), logprobs)
 
 
 def token_logprobs(sampled: Sampled, seqs: Sequence[SeqId]) -> tuple[TokenLogprobs, ...]:
@@ -76,8 +71,3 @@ def token_logprobs(sampled: Sampled, seqs: Sequence[SeqId]) -> tuple[TokenLogpro
         TokenLogprobs(seqs[index], tokens[index], logprob, rank, tuple(top[:count]), tuple(logprobs[:count]))
         for index, count, logprob, rank, top, logprobs in columns
     )
-
-
-def to_host_no_sync(values: Tensor) -> Tensor:
-    """Queue a copy into pinned memory; a copy into pageable memory would wait for the device."""
-    return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import numpy as np
@@ -22,7 +23,7 @@ from tiercel.engine.sampling.penalty import PenaltyCounts
 from tiercel.engine.sampling.row import NO_FILTER, NO_IDS, Column, DrawColumn, Feature, RowTable
 from tiercel.engine.sampling.sampled import Logprobs, Sampled
 from tiercel.engine.sampling.subset import Subset
-from tiercel.engine.sampling.upload import upload_no_sync
+from tiercel.engine.sampling.upload import CopyLink, HostLink
 from tiercel.request import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,22 @@ _CHANGES = 0xFFFF & ~_LOGPROBS
 _FILTERS = Feature.MIN_P | Feature.TOP_P | Feature.TOP_K
 _CHUNK_ELEMENTS_CPU = 1 << 17  # 0.5 MiB of float32, so that the temporaries of a chunk stay in the L2 cache
 _CHUNK_ELEMENTS = 1 << 26  # 256 MiB: limits the memory and needs few launches
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """The work of one call of the sampler on N rows, known on the host.
+
+    Shapes: row_ids and positions [N] int64; features [N] uint16; changed [C] int64, indices of the rows that the kernel
+            does not draw; draws [N, len(DrawColumn)] int32, the parameters for the kernel, None without one.
+    """
+
+    row_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    features: NDArray[np.uint16]
+    wanted: int  # the features of all rows together
+    changed: NDArray[np.int64]
+    draws: NDArray[np.int32] | None
 
 
 class Sampler:
@@ -62,22 +79,25 @@ class Sampler:
         search: MassSearch = least_no_sync,
         kernel_features: Feature = NO_FILTER,
         clock: Clock | None = None,
+        link: HostLink | None = None,
     ) -> None:
         """`kernel`: one kernel for twenty operators of plain torch; `search`: finds the limits of top_p.
 
         `kernel_features`: what the kernel applies itself: the filters, all or none, and GRAMMAR if it takes masks.
+        `link`: by default copies.
         """
         self._vocab_size = vocab_size
         self._device = device
+        self._link = link or CopyLink(device)
         self._kernel = kernel
         self._search = search
         self._kernel_features = kernel_features
         # The features that change a row's token and are not applied by the kernel to raw logits.
         self._left_out = np.uint16(_CHANGES if kernel is None else _CHANGES & ~(_DRAW | int(kernel_features)))
         self._table = RowTable(max_rows, vocab_size)
-        self._counts = PenaltyCounts(max_rows, vocab_size, device)
+        self._counts = PenaltyCounts(max_rows, vocab_size, device, self._link)
         self.grammars = GrammarRows(max_rows, vocab_size, clock or MonotonicClock())
-        self._bad_words = BadWords(max_rows, vocab_size, device)
+        self._bad_words = BadWords(max_rows, vocab_size, device, self._link)
 
     def set_row(
         self,
@@ -128,38 +148,55 @@ class Sampler:
         top_p, noise. Log-probabilities are those of the raw logits. A row with a grammar must have been given all its
         tokens (`advance`). Where its grammar or allowed_token_ids allow end tokens only, min_tokens does not ban them.
 
-        Shapes:  logits [N, vocab] float, unchanged; rows [N], each at most once, in any order; positions [N]:
-                 tokens of the sequence before the new one; output_index [N]: output tokens before the new one.
+        Shapes:  logits [N, vocab] float, unchanged; rows [N], each at most once, in any order; others [N]: see `plan`.
         Cost:    one pass for every row; about 25 further passes for a row that draws; see benchmarks/sampler.py. With
                  the kernel one pass for every row, more only for rows with other parameters than a temperature.
         Effects: the drawn tokens are counted for the penalties of their rows, and noted for their bad words.
         """
-        row_ids = np.asarray(rows, np.int64)
-        token_positions = np.asarray(positions, np.int64)
+        return self.draw_no_sync(logits, self.plan(rows, positions, output_index))
+
+    def plan(self, rows: Ints, positions: Ints, output_index: Ints) -> DrawPlan:
+        """Return what is to be done with these rows, from their parameters; nothing is queued.
+
+        Shapes: rows [N]; positions [N]: tokens of the sequence before the new one; output_index [N]: output tokens
+                before the new one.
+        """
+        row_ids, token_positions = np.asarray(rows, np.int64), np.asarray(positions, np.int64)
         features = self._table.features_at(row_ids, np.asarray(output_index, np.int64))
-        wanted = int(np.bitwise_or.reduce(features))  # by any row
+        wanted = int(np.bitwise_or.reduce(features))
         changed = np.flatnonzero(features & self._left_out) if wanted & int(self._left_out) else NO_IDS
+        draws = None
+        if self._kernel is not None and len(row_ids):
+            draws = self._draws(row_ids, token_positions, wanted)
+            if len(changed):
+                draws[changed, DrawColumn.TEMPERATURE] = 0  # they are drawn once more
+        return DrawPlan(row_ids, token_positions, features, wanted, changed, draws)
+
+    def draw_no_sync(self, logits: Tensor, plan: DrawPlan, draws: Tensor | None = None) -> Sampled:
+        """Draw the rows of a plan; see `sample_no_sync`. `draws`: those of the plan, if they are on the device already.
+
+        Shapes: logits [N, vocab]; draws [N, len(DrawColumn)] int32.
+        """
+        row_ids, features, wanted, changed = plan.row_ids, plan.features, plan.wanted, plan.changed
         masks = self._masks(row_ids, features) if wanted & _GRAMMAR else None
-        if self._kernel is None or not len(row_ids):
+        if self._kernel is None or plan.draws is None:
             largest, tokens = logits.max(dim=-1)
             bad_rows = (largest - largest) != 0  # 0 for finite numbers only; isfinite takes five kernels
         else:
-            draws = self._draws(row_ids, token_positions, wanted)
-            if len(changed):
-                draws[changed, DrawColumn.TEMPERATURE] = 0  # they are drawn below
             taken = (masks,) if masks is not None and self._kernel_features & Feature.GRAMMAR else ()
-            tokens, bad_rows = self._kernel(logits, upload_no_sync(draws, self._device), *taken)
+            on_device = self._link.send_no_sync(plan.draws) if draws is None else draws
+            tokens, bad_rows = self._kernel(logits, on_device, *taken)
         if len(changed):
             changed = changed[np.argsort(features[changed], kind="stable")]  # sorted by features: fewer partial copies
-            drawn = self._draw_no_sync(logits, changed, row_ids, features, token_positions, masks)
-            tokens.index_copy_(0, upload_no_sync(changed, self._device), drawn)
+            drawn = self._draw_no_sync(logits, changed, row_ids, features, plan.positions, masks)
+            tokens.index_copy_(0, self._link.send_no_sync(changed), drawn)
         if wanted & _PENALTY:
-            penalised = Subset((features & _PENALTY) != 0, self._device)
-            penalised_rows = upload_no_sync(row_ids[penalised.host], self._device)
+            penalised = Subset((features & _PENALTY) != 0, self._link)
+            penalised_rows = self._link.send_no_sync(row_ids[penalised.host])
             self._counts.count_no_sync(penalised_rows, penalised.take(tokens))
         if wanted & _BAD_WORDS:
-            some = Subset((features & _BAD_WORDS) != 0, self._device)
-            self._bad_words.note_no_sync(upload_no_sync(row_ids[some.host], self._device), some.take(tokens))
+            some = Subset((features & _BAD_WORDS) != 0, self._link)
+            self._bad_words.note_no_sync(self._link.send_no_sync(row_ids[some.host]), some.take(tokens))
         logprobs = self._logprobs_no_sync(logits, row_ids, features, tokens) if wanted & _LOGPROBS else None
         return Sampled(tokens, bad_rows, logprobs)
 
@@ -180,7 +217,7 @@ class Sampler:
         for start, stop in ((0, num_greedy), (num_greedy, len(chosen))):
             for first in range(start, stop, length):
                 ids = chosen[first : min(first + length, stop)]
-                scores = logits.index_select(0, upload_no_sync(ids, self._device)).float()
+                scores = logits.index_select(0, self._link.send_no_sync(ids)).float()
                 words = None if masks is None else masks.lines(ids)
                 tokens.append(self._draw_chunk_no_sync(scores, row_ids[ids], features[ids], positions[ids], words))
         return torch.cat(tokens)
@@ -201,7 +238,7 @@ class Sampler:
         wanted = int(np.bitwise_or.reduce(features))
         if words is not None and wanted & _GRAMMAR:
             features = self._exclude_no_sync(scores, words, row_ids, features)
-        floats = upload_no_sync(self._table.floats[row_ids], self._device)
+        floats = self._link.send_no_sync(self._table.floats[row_ids])
         if wanted & Feature.BIAS:
             self._add_bias_no_sync(scores, row_ids)
         if wanted & Feature.ALLOWED:
@@ -212,23 +249,23 @@ class Sampler:
         if wanted & Feature.BAN:
             self._ban_no_sync(scores, row_ids, features)
         if wanted & Feature.PENALTY:
-            some = Subset((features & Feature.PENALTY) != 0, self._device)
-            ids = upload_no_sync(row_ids[some.host], self._device)
+            some = Subset((features & Feature.PENALTY) != 0, self._link)
+            ids = self._link.send_no_sync(row_ids[some.host])
             scores = some.put(scores, self._counts.apply_no_sync(some.take(scores), ids, some.take(floats)))
         draws = self._draws(row_ids, positions, wanted)
         if self._kernel is not None and self._kernel_features & _FILTERS:
-            return self._kernel(scores, upload_no_sync(draws, self._device))[0]
+            return self._kernel(scores, self._link.send_no_sync(draws))[0]
         if wanted & Feature.DRAW:
             scores.div_(floats[:, Column.TEMPERATURE, None])
             if wanted & _FILTERS:
-                limits = limits_no_sync(scores, features, floats, self._table.top_ks[row_ids], self._search)
+                limits = limits_no_sync(scores, features, floats, self._table.top_ks[row_ids], self._search, self._link)
                 scores.masked_fill_(scores < limits, -torch.inf)
         if self._kernel is not None:
             if wanted & Feature.DRAW:
                 draws[:, DrawColumn.TEMPERATURE] = np.float32(1).view(np.int32)  # divided by it already
-            return self._kernel(scores, upload_no_sync(draws, self._device))[0]
+            return self._kernel(scores, self._link.send_no_sync(draws))[0]
         if wanted & Feature.DRAW:
-            keys = upload_no_sync(draws[:, : DrawColumn.TEMPERATURE], self._device)
+            keys = self._link.send_no_sync(draws[:, : DrawColumn.TEMPERATURE])
             scores.add_(gumbel_no_sync(keys, self._vocab_size))
         return scores.max(dim=-1).indices  # takes the lowest of equal ids; faster than argmax on the CPU
 
@@ -258,7 +295,7 @@ class Sampler:
 
         Shapes: scores [M, vocab], changed; words: see `Masks.lines`; others [M].
         """
-        exclude_no_sync(scores, words)
+        exclude_no_sync(scores, words, self._link)
         for index in np.flatnonzero((features & _GRAMMAR != 0) & (features & Feature.BAN != 0)).tolist():
             if not can_draw_others(words[index], self._table.banned[row_ids[index]]):
                 features = features.copy()
@@ -269,11 +306,11 @@ class Sampler:
         """Add logit_bias. Shapes: scores [M, vocab], changed; row_ids [M]."""
         ids = self._flat_ids([self._table.biased[row] for row in row_ids])
         biases = np.concatenate([self._table.biases[row] for row in row_ids])
-        scores.view(-1).scatter_add_(0, ids, upload_no_sync(biases, self._device))
+        scores.view(-1).scatter_add_(0, ids, self._link.send_no_sync(biases))
 
     def _keep_allowed_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint16]) -> Tensor:
         """Return scores without all but the allowed tokens. Shapes: scores [M, vocab]; others [M]."""
-        some = Subset((features & Feature.ALLOWED) != 0, self._device)
+        some = Subset((features & Feature.ALLOWED) != 0, self._link)
         taken = some.take(scores)
         is_excluded = torch.ones_like(taken, dtype=torch.bool)
         ids = self._flat_ids([self._table.allowed[row] for row in row_ids[some.host]])
@@ -291,7 +328,7 @@ class Sampler:
     def _flat_ids(self, ids_by_row: list[NDArray[np.int64]]) -> Tensor:
         """Return the indices of each row's token ids in a flat [M * vocab]."""
         starts = np.repeat(np.arange(len(ids_by_row)) * self._vocab_size, [len(ids) for ids in ids_by_row])
-        return upload_no_sync(starts + np.concatenate(ids_by_row), self._device)
+        return self._link.send_no_sync(starts + np.concatenate(ids_by_row))
 
     def _logprobs_no_sync(
         self, logits: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint16], tokens: Tensor
@@ -300,7 +337,7 @@ class Sampler:
 
         Shapes: logits [N, vocab]; others [N].
         """
-        some = Subset((features & _LOGPROBS) != 0, self._device)
+        some = Subset((features & _LOGPROBS) != 0, self._link)
         num_top = np.minimum(self._table.num_logprobs[row_ids[some.host]], self._vocab_size)
         raw = some.take(logits).float()
         whole = raw.logsumexp(dim=-1, keepdim=True)
@@ -322,18 +359,19 @@ def open_sampler(
     device: torch.device,
     dtype: torch.dtype,
     library: NativeLibrary | None = None,
+    link: HostLink | None = None,
 ) -> Sampler:
     """Open a sampler. On a GPU its kernels are compiled here, for logits of this dtype.
 
-    `library`: the kernels of a CPU.
+    `library`: the kernels of a CPU. `link`: see `Sampler`.
     """
     if device.type == "cpu" and library is not None:
         return Sampler(max_rows, vocab_size, device, NativeDraw(library), kernel_features=_FILTERS | Feature.GRAMMAR)
     if device.type != "cuda":
-        return Sampler(max_rows, vocab_size, device)
+        return Sampler(max_rows, vocab_size, device, link=link)
     if find_spec("triton") is None:
         log.warning("sampler runs without kernels: no triton")
-        return Sampler(max_rows, vocab_size, device)
+        return Sampler(max_rows, vocab_size, device, link=link)
     # lazy: CPU builds of torch come without Triton
     from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 
@@ -342,4 +380,4 @@ def open_sampler(
     draw_no_sync(scores.to(dtype), greedy)  # raw logits
     draw_no_sync(scores, greedy)  # changed scores
     search_no_sync(scores, scores[:, 0])
-    return Sampler(max_rows, vocab_size, device, draw_no_sync, search_no_sync)
+    return Sampler(max_rows, vocab_size, device, draw_no_sync, search_no_sync, link=link)

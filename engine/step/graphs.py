@@ -5,9 +5,9 @@ one launch, but of fixed shapes at fixed addresses. There is a graph for each of
 read the same static inputs, and a batch runs in the smallest graph that has enough rows. The remaining rows are
 padding: one token at position 0 that is written to the null block.
 
-The order of the lane's queue protects memory. The copy that overwrites the static inputs is queued behind the replay
-that reads them, however many steps are launched ahead. The logits of a replay are overwritten by the next replay, and
-sampling is queued between the two. The host side of the copy is protected by the marks of `engine.step.staging`.
+The order of the lane's queue protects memory. What overwrites the static inputs is queued behind the replay that reads
+them, however many steps are launched ahead. The logits of a replay are overwritten by the next replay, and sampling is
+queued between the two. The host side of the inputs is protected by the marks of `engine.step.staging`.
 """
 
 import logging
@@ -25,8 +25,10 @@ from tiercel.device.graph import Graph, GraphRecorder
 from tiercel.device.shortage import is_shortage
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.base import Model
+from tiercel.engine.sampling import DrawColumn
 from tiercel.engine.step.inputs import BatchInputs
 from tiercel.engine.step.staging import Staging, packed_bytes, unpack
+from tiercel.engine.step.tables import DeviceTables
 from tiercel.errors import DeviceError
 from tiercel.settings import EngineSettings
 
@@ -65,16 +67,18 @@ class StaticInputs:
     """The input tensors of all graphs; a graph of m rows reads the first m rows of each.
 
     Shapes: columns [5, rows] int64: tokens, rows of the runner, positions, slot ids, slot offsets; lengths [rows]
-            int32; is_unknown [rows] bool; these three and space for tables are parts of buffer [bytes] uint8. starts
-            [rows + 1] int32, never written; tables [rows, blocks] int64, of the longest context. Unused
-            columns of tables and rows of padding hold valid slots of earlier batches; no length reaches such a column.
-            A row of padding reads one token of such a slot, and its result is discarded: rows are independent.
+            int32; is_unknown [rows] bool; draws [rows, len(DrawColumn)] int32, not read by graphs; these four are parts
+            of buffer [bytes] uint8. starts [rows + 1] int32, never written; tables [rows, blocks] int64, of the longest
+            context. Unused columns of tables and rows of padding hold valid slots of earlier batches; no length reaches
+            such a column. A row of padding reads one token of such a slot, and its result is discarded: rows are
+            independent.
     """
 
     buffer: Tensor
     columns: Tensor
     lengths: Tensor
     is_unknown: Tensor
+    draws: Tensor
     starts: Tensor
     tables: Tensor
 
@@ -82,32 +86,37 @@ class StaticInputs:
     def open(cls, max_rows: int, max_blocks: int, device: torch.device) -> "StaticInputs":
         """Allocate the tensors, with padding in every row."""
         rows = -(-max_rows // _ALIGNED_ROWS) * _ALIGNED_ROWS
-        arrays = (*_padding(rows), np.zeros((rows, max_blocks), np.int64))
+        arrays = _padding(rows)
         buffer = torch.zeros(packed_bytes(arrays), dtype=torch.uint8, device=device)
-        columns, lengths, is_unknown, _ = unpack(buffer, arrays)
+        columns, lengths, is_unknown, draws = unpack(buffer, arrays)
         lengths.fill_(1)
         starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         tables = torch.zeros(rows, max_blocks, dtype=torch.int64, device=device)
-        return cls(buffer, columns, lengths, is_unknown, starts, tables)
+        return cls(buffer, columns, lengths, is_unknown, draws, starts, tables)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device; on the device `meta`, the bytes that they would take."""
         return self.buffer.nbytes + self.starts.nbytes + self.tables.nbytes
 
-    def fill_no_sync(self, batch: BatchInputs, staging: Staging) -> None:
-        """Queue the copy of a decode's inputs, for a graph of at least as many rows.
+    def fill_no_sync(
+        self, batch: BatchInputs, staging: Staging, tables: DeviceTables, draws: NDArray[np.int32] | None = None
+    ) -> None:
+        """Fill the inputs of a decode, for a graph of at least as many rows.
 
-        Cost: one copy to the device, and one copy on the device that gives the tables their stride.
+        Shapes: draws [n, len(DrawColumn)], the parameters of the draws of its rows.
+        Cost:   one upload, and one kernel that gathers the block tables of the rows on the device.
         """
-        count, blocks = batch.block_tables.shape
-        columns, lengths, is_unknown = _padding(self.columns.shape[1])
+        count = len(batch.tokens)
+        columns, lengths, is_unknown, all_draws = _padding(self.columns.shape[1])
         columns[:, :count] = batch.tokens, batch.rows, batch.token_positions, batch.slot_ids, batch.slot_offsets
         lengths[:count] = batch.context_lengths
         is_unknown[:count] = batch.is_unknown
-        # Only the tables change their size. They are last, so that the others keep their places.
-        *_, tables = staging.upload_no_sync((columns, lengths, is_unknown, batch.block_tables), self.buffer)
-        self.tables[:count, :blocks] = tables
+        if draws is not None:
+            all_draws[:count] = draws
+        staging.upload_no_sync((columns, lengths, is_unknown, all_draws), self.buffer, tables)
+        blocks = batch.num_blocks
+        tables.gather_no_sync(self.columns[_ROWS, :count], blocks, out=self.tables[:count, :blocks])
 
     def tokens(self, size: int, last_tokens: Tensor) -> Tensor:
         """Return the input tokens: those known to the host, else the last token of the row on the device."""
@@ -154,15 +163,23 @@ class DecodeGraphs:
         at = bisect_left(self._sizes, len(batch.tokens))
         return self._sizes[at] if at < len(self._sizes) and self._sizes[at] in self._graph_by_size else None
 
-    def run_no_sync(self, batch: BatchInputs, size: int, staging: Staging) -> tuple[Tensor, Tensor]:
+    def run_no_sync(
+        self,
+        batch: BatchInputs,
+        size: int,
+        staging: Staging,
+        tables: DeviceTables,
+        draws: NDArray[np.int32] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queue a nano-batch in the graph that `size_of` has returned.
 
-        Shapes: returns logits [n, vocab] and their rows [n] int64; both are valid until the next call.
+        Shapes: returns logits [n, vocab], their rows [n] int64 and, on the device, the given parameters of draws
+                [n, len(DrawColumn)] int32; all are valid until the next call.
         """
-        self._inputs.fill_no_sync(batch, staging)
+        self._inputs.fill_no_sync(batch, staging, tables, draws)
         logits = self._graph_by_size[size].replay()
         count = len(batch.tokens)
-        return logits[:count], self._inputs.columns[_ROWS, :count]
+        return logits[:count], self._inputs.columns[_ROWS, :count], self._inputs.draws[:count]
 
 
 def record_graphs(
@@ -219,6 +236,7 @@ def _decode(model: Model, kv: Tensor, last_tokens: Tensor, inputs: StaticInputs,
     return decode
 
 
-def _padding(rows: int) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
-    """Return columns, lengths and is_unknown of rows of padding."""
-    return np.zeros((5, rows), np.int64), np.ones(rows, np.int32), np.zeros(rows, np.bool_)
+def _padding(rows: int) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_], NDArray[np.int32]]:
+    """Return columns, lengths, is_unknown and draws of rows of padding."""
+    draws = np.zeros((rows, len(DrawColumn)), np.int32)
+    return np.zeros((5, rows), np.int64), np.ones(rows, np.int32), np.zeros(rows, np.bool_), draws

@@ -115,5 +115,5 @@ class HeldStep:
                 continue
             rows = held.rows
             sampled = self._sampler.sample_no_sync(held.logits, rows.rows, rows.positions, rows.output_index)
-            self._last_tokens.note_no_sync(rows.rows, held.device_rows, sampled.tokens)
-            held.drawn, held.logits = Drawn(rows.seqs, sampled.to_host_no_sync()), None
+            on_host = self._last_tokens.note_no_sync(rows.rows, held.device_rows, sampled)
+            held.drawn, held.logits = Drawn(rows.seqs, on_host), None

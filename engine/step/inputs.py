@@ -13,6 +13,7 @@ from torch import Tensor
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.step.prompt_reads import PromptRead, prompt_read
 from tiercel.engine.step.staging import Staging
+from tiercel.engine.step.tables import DeviceTables
 from tiercel.ids import SeqId
 from tiercel.plan import NanoBatch, Slice
 from tiercel.scheduler.sequence import SequenceProgress
@@ -27,7 +28,7 @@ class SequenceReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeviceInputs:
-    """One nano-batch on the device. Shapes: those of `BatchInputs`."""
+    """One nano-batch on the device. Shapes: those of `BatchInputs`, and of `DrawPlan` for draws."""
 
     tokens: Tensor
     is_unknown: Tensor
@@ -35,6 +36,7 @@ class DeviceInputs:
     sample_at: Tensor
     rows: Tensor
     state: ForwardState
+    draws: Tensor | None  # parameters of draws, if they were given
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ class BatchInputs:
     several times among those that sample.
 
     Shapes: tokens, token_rows, token_positions, slot_ids, slot_offsets [T] int64; is_unknown [T] bool; query_starts
-            [S + 1], context_lengths [S] int32; block_tables [S, blocks] int64; sample_at [N] (index into T), rows,
-            positions, output_index [N] int64 of the tokens that are sampled.
+            [S + 1], context_lengths [S] int32; slice_rows [S] int64; block_tables [S, num_blocks] int64, None if they
+            are read from `DeviceTables`; sample_at [N] (index into T), rows, positions, output_index [N] int64 of the
+            tokens that are sampled.
     """
 
     tokens: NDArray[np.int64]
@@ -58,7 +61,9 @@ class BatchInputs:
     slot_offsets: NDArray[np.int64]
     query_starts: NDArray[np.int32]
     context_lengths: NDArray[np.int32]
-    block_tables: NDArray[np.int64]
+    slice_rows: NDArray[np.int64]
+    num_blocks: int  # of the longest context
+    block_tables: NDArray[np.int64] | None
     sample_at: NDArray[np.int64]
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -73,12 +78,10 @@ class BatchInputs:
         return len(self.tokens) == len(self.slice_seqs) == len(self.sample_at)
 
     @classmethod
-    def of_decodes(
-        cls, starts: NDArray[np.int64], block_tables: NDArray[np.int64], tokens: NDArray[np.int64]
-    ) -> "BatchInputs":
-        """Return decodes for measuring that write the null block.
+    def of_decodes(cls, starts: NDArray[np.int64], num_blocks: int, tokens: NDArray[np.int64]) -> "BatchInputs":
+        """Return decodes for measuring that write the null block, and read the first rows of `DeviceTables`.
 
-        Shapes: starts and tokens [S]; block_tables [S, blocks].
+        Shapes: starts and tokens [S].
         """
         count = len(starts)
         at, zeros = np.arange(count), np.zeros(count, np.int64)
@@ -91,7 +94,9 @@ class BatchInputs:
             slot_offsets=zeros,
             query_starts=_starts(np.ones(count, np.int64)),
             context_lengths=(starts + 1).astype(np.int32),
-            block_tables=block_tables,
+            slice_rows=at,
+            num_blocks=num_blocks,
+            block_tables=None,
             sample_at=at,
             rows=at,
             positions=starts + 1,
@@ -118,7 +123,9 @@ class BatchInputs:
             slot_offsets=self.slot_offsets[token_kept],
             query_starts=_starts(lengths[kept]),
             context_lengths=self.context_lengths[kept],
-            block_tables=self.block_tables[kept],
+            slice_rows=self.slice_rows[kept],
+            num_blocks=self.num_blocks,
+            block_tables=None if self.block_tables is None else self.block_tables[kept],
             sample_at=new_at[self.sample_at[sample_kept]],
             rows=self.rows[sample_kept],
             positions=self.positions[sample_kept],
@@ -128,36 +135,38 @@ class BatchInputs:
             reads=tuple(replace(read, at=int(new_at[read.at])) for read in self.reads if read.seq not in gone),
         )
 
-    def upload_no_sync(self, staging: Staging) -> DeviceInputs:
-        """Queue the copy of the batch to the device. Cost and effects: see `Staging.upload_no_sync`."""
-        tokens, token_rows, positions, slot_ids, slot_offsets, sample_at, rows, starts, lengths, is_unknown, tables = (
-            staging.upload_no_sync(
-                (
-                    self.tokens,
-                    self.token_rows,
-                    self.token_positions,
-                    self.slot_ids,
-                    self.slot_offsets,
-                    self.sample_at,
-                    self.rows,
-                    self.query_starts,
-                    self.context_lengths,
-                    self.is_unknown,
-                    self.block_tables,
-                )
-            )
+    def upload_no_sync(
+        self, staging: Staging, tables: DeviceTables | None = None, draws: NDArray[np.int32] | None = None
+    ) -> DeviceInputs:
+        """Move the batch to the device. Cost and effects: see `Staging.upload_no_sync`.
+
+        `tables`: those that a batch without tables reads; a kernel gathers its rows.
+        """
+        arrays = [
+            *(self.tokens, self.token_rows, self.token_positions, self.slot_ids, self.slot_offsets),
+            *(self.sample_at, self.rows, self.query_starts, self.context_lengths, self.is_unknown),
+            self.slice_rows if self.block_tables is None else self.block_tables,
+        ]
+        if draws is not None:
+            arrays.append(draws)
+        tokens, token_rows, positions, slot_ids, slot_offsets, sample_at, rows, *others = staging.upload_no_sync(
+            arrays, tables=tables
         )
+        starts, lengths, is_unknown, found, *rest = others
+        if self.block_tables is None:
+            assert tables is not None
+            found = tables.gather_no_sync(found, self.num_blocks)
         state = ForwardState(
             query_starts=tuple(self.query_starts.tolist()),
             context_lengths=tuple(self.context_lengths.tolist()),
-            block_tables=tables,
+            block_tables=found,
             positions=positions,
             slot_ids=slot_ids,
             slot_offsets=slot_offsets,
             device_query_starts=starts,
             device_context_lengths=lengths,
         )
-        return DeviceInputs(tokens, is_unknown, token_rows, sample_at, rows, state)
+        return DeviceInputs(tokens, is_unknown, token_rows, sample_at, rows, state, rest[0] if rest else None)
 
 
 def build_inputs(
@@ -166,8 +175,13 @@ def build_inputs(
     row_by_seq: dict[SeqId, int],
     tables: NDArray[np.int64],
     block_size: int,
+    *,
+    has_tables: bool = True,
 ) -> BatchInputs:
-    """Return the arrays of one nano-batch. Cost: a short loop over its slices; the rest is numpy."""
+    """Return the arrays of one nano-batch. Cost: a short loop over its slices; the rest is numpy.
+
+    `has_tables`: whether the block tables of its sequences are among them.
+    """
     slices = batch.slices
     seqs = tuple([piece.seq for piece in slices])
     known = [sequences[seq] for seq in seqs]
@@ -214,7 +228,9 @@ def build_inputs(
         slot_offsets=token_positions % block_size,
         query_starts=_starts(lengths),
         context_lengths=ends.astype(np.int32),
-        block_tables=tables[rows, :widest],
+        slice_rows=rows,
+        num_blocks=widest,
+        block_tables=tables[rows, :widest] if has_tables else None,
         sample_at=sample_at,
         rows=sampled_rows,
         positions=sampled_ends,

@@ -13,8 +13,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiercel.engine.sampling.sampled import to_host_no_sync
-from tiercel.engine.sampling.upload import upload_no_sync
+from tiercel.engine.sampling.upload import HostLink
 from tiercel.ids import SeqId
 from tiercel.outcome import PromptReading
 from tiercel.plan import Slice
@@ -69,18 +68,10 @@ class ReadStates:
     top_logprobs: Tensor
     state_sum: Tensor
 
-    def to_host_no_sync(self) -> "ReadStates":
-        """Queue copies to the host, to be read when the lane has passed this point; on the CPU, return `self`."""
-        if self.logprobs.device.type == "cpu":
-            return self
-        return ReadStates(
-            self.read,
-            to_host_no_sync(self.logprobs),
-            to_host_no_sync(self.ranks),
-            to_host_no_sync(self.top_tokens),
-            to_host_no_sync(self.top_logprobs),
-            to_host_no_sync(self.state_sum),
-        )
+    def to_host_no_sync(self, link: HostLink) -> "ReadStates":
+        """Return the values on the host, to be read when the lane has passed this point."""
+        tensors = (self.logprobs, self.ranks, self.top_tokens, self.top_logprobs, self.state_sum)
+        return ReadStates(self.read, *map(link.fetch_no_sync, tensors))
 
     def part(self) -> PromptReading:
         """Return the values for the report. The copies on the host must be complete."""
@@ -98,7 +89,11 @@ class ReadStates:
 
 
 def read_states_no_sync(
-    hidden: Tensor, reads: Sequence[PromptRead], logits_of: Callable[[Tensor], Tensor], vocab_size: int
+    hidden: Tensor,
+    reads: Sequence[PromptRead],
+    logits_of: Callable[[Tensor], Tensor],
+    vocab_size: int,
+    link: HostLink,
 ) -> list[ReadStates]:
     """Read final states after the forward of a nano-batch.
 
@@ -110,7 +105,7 @@ def read_states_no_sync(
     return [
         _sum_no_sync(hidden, read)
         if read.targets is None
-        else _logprobs_no_sync(hidden, read, read.targets, logits_of, vocab_size)
+        else _logprobs_no_sync(hidden, read, link.send_no_sync(read.targets), logits_of, vocab_size)
         for read in reads
     ]
 
@@ -124,14 +119,13 @@ def _sum_no_sync(hidden: Tensor, read: PromptRead) -> ReadStates:
 def _logprobs_no_sync(
     hidden: Tensor,
     read: PromptRead,
-    targets: NDArray[np.int64],
+    tokens: Tensor,
     logits_of: Callable[[Tensor], Tensor],
     vocab_size: int,
 ) -> ReadStates:
-    """Return natural log-softmax of the raw logits, as the sampler does for drawn tokens."""
+    """Return natural log-softmax of the raw logits, as the sampler does for drawn tokens. `tokens`: the targets."""
     budget = _CHUNK_ELEMENTS_CPU if hidden.device.type == "cpu" else _CHUNK_ELEMENTS
     count, rows, num_top = read.end - read.start, max(_MIN_ROWS, budget // vocab_size), min(read.num_top, vocab_size)
-    tokens = upload_no_sync(targets, hidden.device)
     logprobs = hidden.new_empty(count, dtype=torch.float32)
     ranks = hidden.new_empty(count, dtype=torch.int64)
     top_tokens = hidden.new_empty((count, num_top), dtype=torch.int64)

@@ -5,9 +5,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from tiercel.engine.step.tables import Patches
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.plan import TableUpdate
+
+_NO_PLACES = np.empty(0, np.int64)
 
 
 class RowBook:
@@ -41,3 +44,13 @@ class RowBook:
                 fresh.append(update.seq)
             self.tables[row, update.first : update.first + len(update.slots)] = update.slots
         return fresh
+
+    def patches(self, updates: Iterable[TableUpdate]) -> Patches:
+        """Return updates that were written as changes of the same tables elsewhere, with the slots that are here now.
+
+        Equal places therefore have equal slots.
+        """
+        width = self.tables.shape[1]
+        starts = [(self.row_by_seq[update.seq] * width + update.first, len(update.slots)) for update in updates]
+        places = np.concatenate([np.arange(start, start + count) for start, count in starts] or [_NO_PLACES])
+        return np.stack((places, self.tables.reshape(-1)[places]), axis=1)

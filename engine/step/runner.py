@@ -16,7 +16,7 @@ from tiercel.device.base import Lane, Pending
 from tiercel.device.shortage import is_shortage
 from tiercel.device.timer import Timer
 from tiercel.engine.models.base import Model
-from tiercel.engine.sampling import Grammar, Sampler, Subset, token_logprobs
+from tiercel.engine.sampling import DrawPlan, Grammar, Sampled, Sampler, Subset, token_logprobs
 from tiercel.engine.step.graphs import DecodeGraphs
 from tiercel.engine.step.held import Drawn, HeldDraw, HeldStep, SampledRows
 from tiercel.engine.step.inputs import BatchInputs, SequenceReader, build_inputs
@@ -24,6 +24,7 @@ from tiercel.engine.step.last_tokens import LastTokens
 from tiercel.engine.step.prompt_reads import ReadStates, read_states_no_sync
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.staging import Staging, open_staging
+from tiercel.engine.step.tables import NO_PATCHES, DeviceTables, Patches
 from tiercel.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome, TokenLogprobs
@@ -63,6 +64,20 @@ class BatchResult:
         """Return the draws of the sequences that had not ended before the nano-batch ran."""
         held = None if self.held is None else self.held.drawn
         return [part for part in (self.drawn, held) if part is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The result of the forward of one nano-batch, on the device.
+
+    Shapes: logits [N, vocab] and rows [N] int64 of the slices that sample; draws [N, len(DrawColumn)] int32, the
+            parameters of their draws, if the plan of the draws has them.
+    """
+
+    logits: Tensor
+    rows: Tensor
+    draws: Tensor | None
+    read: list[ReadStates]  # of prompts
 
 
 class DeviceFlight:
@@ -172,11 +187,14 @@ class Runner:
         self._sequences = sequences
         self._end_tokens = end_tokens
         self._block_size = kv.shape[2]
-        self._last_tokens = LastTokens(
-            torch.zeros(len(rows.tables), dtype=torch.int64, device=kv.device) if graphs is None else graphs.last_tokens
-        )
         self._staging = staging or open_staging(kv.device, lane)
+        max_rows, max_blocks = rows.tables.shape
+        last = torch.zeros(max_rows, dtype=torch.int64, device=kv.device) if graphs is None else graphs.last_tokens
+        self._last_tokens = LastTokens(last, self._staging)
         self._graphs = graphs
+        # A device that reads host memory directly gets the tables of a step with its other arrays, except for graphs.
+        has_tables = graphs is not None or not self._staging.is_direct
+        self._tables = DeviceTables.open(max_rows, max_blocks, kv.device) if has_tables else None
         self._grammars = grammars
         self._holds = kv.device.type != "cpu" if holds is None else holds
         self._held: HeldStep | None = None  # of the step launched last
@@ -189,15 +207,14 @@ class Runner:
         """
         self._rows.release(plan.gone)
         fresh = [self._fresh_row(seq) for seq in self._rows.update(plan.table_updates)]
-        batches = tuple(
-            build_inputs(batch, self._sequences, self._rows.row_by_seq, self._rows.tables, self._block_size)
-            for batch in plan.nano_batches
-        )
+        patches = NO_PATCHES if self._tables is None else self._rows.patches(plan.table_updates)
+        book = (self._sequences, self._rows.row_by_seq, self._rows.tables, self._block_size)
+        batches = tuple(build_inputs(one, *book, has_tables=self._tables is None) for one in plan.nano_batches)
         held = HeldStep(self._sampler, self._last_tokens, self._lane, self._held) if self._holds else None
         try:
             if self._held is not None:
                 self._held.draw()  # before rows get other sequences, and before this step reads the tokens
-            pending = self._lane.run(lambda: self._run(fresh, batches, held))
+            pending = self._lane.run(lambda: self._run(fresh, patches, batches, held))
         except Exception as exc:  # as in `DeviceFlight.result`
             with suppress(RuntimeError):  # raised by a lost device
                 self._lane.mark().wait()  # half of the step may be queued, and its slots may be reused after this call
@@ -219,9 +236,11 @@ class Runner:
 
     @torch.inference_mode()
     def _run(
-        self, fresh: list[FreshRow], batches: tuple[BatchInputs, ...], held: HeldStep | None
+        self, fresh: list[FreshRow], patches: Patches, batches: tuple[BatchInputs, ...], held: HeldStep | None
     ) -> list[BatchResult | None]:
         """Run the step, on the lane."""
+        if self._tables is not None:
+            self._tables.note(patches)
         self._unfilled.extend(fresh)
         while self._unfilled:
             row = self._unfilled[0]
@@ -244,54 +263,56 @@ class Runner:
         if left is None:
             return None
         timer = self._lane.start_timer(self._clock)
-        logits, rows, read = self._decode(left) or self._forward(left)
-        result = self._sample(logits, SampledRows.of(left), rows, held, timer)
-        if read:
-            result = replace(result, read=tuple(one.to_host_no_sync() for one in read))
+        sampling = SampledRows.of(left)
+        plan = self._sampler.plan(sampling.rows, sampling.positions, sampling.output_index)
+        ran = self._decode(left, plan) or self._forward(left, plan)
+        result = self._sample(ran, sampling, plan, held, timer)
+        if ran.read:
+            result = replace(result, read=tuple(one.to_host_no_sync(self._staging) for one in ran.read))
         timer.stop()
         return result
 
     def _sample(
-        self, logits: Tensor, sampling: SampledRows, device_rows: Tensor, held: HeldStep | None, timer: Timer
+        self, ran: Forward, sampling: SampledRows, plan: DrawPlan, held: HeldStep | None, timer: Timer
     ) -> BatchResult:
-        """Draw the rows of a nano-batch, or hold them. Shapes: logits [N, vocab]; device_rows [N]."""
-        if held is None:
-            return BatchResult(self._draw(logits, sampling, device_rows), None, timer)
-        is_held = self._sampler.constrained(sampling.rows)
-        if not is_held.any():
-            return BatchResult(self._draw(logits, sampling, device_rows), None, timer)
+        """Draw the rows of a nano-batch, or hold them."""
+        if held is None or not (is_held := self._sampler.constrained(sampling.rows)).any():
+            sampled = self._sampler.draw_no_sync(ran.logits, plan, ran.draws)
+            return BatchResult(self._note(sampled, sampling, ran.rows), None, timer)
+        logits, device_rows = ran.logits, ran.rows
+        late = Subset(is_held, self._staging)
         # Copies: the next replay of a graph overwrites the logits.
-        late = Subset(is_held, logits.device)
-        late_logits = logits.clone() if is_held.all() else late.take(logits)
-        late_rows = device_rows.clone() if is_held.all() else late.take(device_rows)
-        draw = held.hold_no_sync(late_logits, sampling.where(is_held), late_rows)
+        draw = held.hold_no_sync(late.copy(logits), sampling.where(is_held), late.copy(device_rows))
         if is_held.all():
             return BatchResult(None, draw, timer)
-        rest = Subset(~is_held, logits.device)
-        drawn = self._draw(rest.take(logits), sampling.where(~is_held), rest.take(device_rows))
-        return BatchResult(drawn, draw, timer)
+        rest = Subset(~is_held, self._staging)
+        others = sampling.where(~is_held)
+        sampled = self._sampler.sample_no_sync(rest.take(logits), others.rows, others.positions, others.output_index)
+        return BatchResult(self._note(sampled, others, rest.take(device_rows)), draw, timer)
 
-    def _draw(self, logits: Tensor, sampling: SampledRows, device_rows: Tensor) -> Drawn:
-        rows = sampling.rows
-        sampled = self._sampler.sample_no_sync(logits, rows, sampling.positions, sampling.output_index)
-        self._last_tokens.note_no_sync(rows, device_rows, sampled.tokens)
-        failures = () if self._holds else self._sampler.advance(rows, sampled.tokens)
-        return Drawn(sampling.seqs, sampled.to_host_no_sync(), failures)
+    def _note(self, sampled: Sampled, sampling: SampledRows, device_rows: Tensor) -> Drawn:
+        """Note tokens that were drawn for the steps after this one, and move them to the host."""
+        on_host = self._last_tokens.note_no_sync(sampling.rows, device_rows, sampled)
+        failures = () if self._holds else self._sampler.advance(sampling.rows, on_host.tokens)
+        return Drawn(sampling.seqs, on_host, failures)
 
-    def _decode(self, batch: BatchInputs) -> tuple[Tensor, Tensor, list[ReadStates]] | None:
-        """Return logits and rows of the sampling slices, from a graph; None if no graph fits."""
+    def _decode(self, batch: BatchInputs, plan: DrawPlan) -> Forward | None:
+        """Run a nano-batch in a graph; return None if no graph fits."""
         size = None if self._graphs is None else self._graphs.size_of(batch)
-        if self._graphs is None or size is None:
+        if self._graphs is None or self._tables is None or size is None:
             return None
-        return *self._graphs.run_no_sync(batch, size, self._staging), []
+        logits, rows, draws = self._graphs.run_no_sync(batch, size, self._staging, self._tables, plan.draws)
+        return Forward(logits, rows, draws, [])
 
-    def _forward(self, batch: BatchInputs) -> tuple[Tensor, Tensor, list[ReadStates]]:
-        """Return logits and rows of the sampling slices and what was read of prompts, launched kernel by kernel."""
-        on_device = batch.upload_no_sync(self._staging)
+    def _forward(self, batch: BatchInputs, plan: DrawPlan) -> Forward:
+        """Run a nano-batch, launched kernel by kernel."""
+        on_device = batch.upload_no_sync(self._staging, self._tables, plan.draws)
         tokens = self._last_tokens.fill_no_sync(batch, on_device)
         hidden = self._model.forward(tokens, self._kv, on_device.state)
         sampling = hidden if batch.is_decode else hidden.index_select(0, on_device.sample_at)
         read = (
-            read_states_no_sync(hidden, batch.reads, self._model.logits, self._model.vocab_size) if batch.reads else []
+            read_states_no_sync(hidden, batch.reads, self._model.logits, self._model.vocab_size, self._staging)
+            if batch.reads
+            else []
         )
-        return self._model.logits(sampling), on_device.rows, read
+        return Forward(self._model.logits(sampling), on_device.rows, on_device.draws, read)

@@ -94,6 +94,8 @@ class FakeLibrary:
         self.singles: list[int] = []  # bytes of each copy outside of a batch
         self.refuses_after = 1 << 60  # slabs
         self.shares_addresses = True
+        self.maps_host = True
+        self.has_unified_addresses = True
         self.batch_status = 0
         self.failing_index: int | None = None
         self.single_status = 0
@@ -133,8 +135,8 @@ class FakeLibrary:
         return 0
 
     def _attribute(self, value: Any, attribute: int, device: int) -> int:
-        assert (attribute, device) == (91, 7)
-        value[0] = self.shares_addresses
+        assert device == 7
+        value[0] = {19: self.maps_host, 41: self.has_unified_addresses, 91: self.shares_addresses}[attribute]
         return 0
 
     def _context(self, context: Any, device: int) -> int:

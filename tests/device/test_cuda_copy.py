@@ -283,6 +283,13 @@ def test_copies_are_not_batched_if_the_device_maps_locked_memory_differently(
     assert "blocks are copied one by one" in caplog.text
 
 
+@pytest.mark.parametrize(("maps", "is_unified"), [(True, True), (True, False), (False, True)])
+def test_kernels_address_host_memory_if_it_is_mapped_and_addresses_are_unified(maps: bool, is_unified: bool) -> None:
+    library = FakeLibrary()
+    library.maps_host, library.has_unified_addresses = maps, is_unified
+    assert library.open_device().maps_host_memory == (maps and is_unified)
+
+
 def test_a_driver_without_a_call_that_is_needed_is_refused() -> None:
     library = FakeLibrary()
     del library.cuGetProcAddress_v2

@@ -24,7 +24,7 @@ from tiercel.engine.sampling.sampler import DrawKernel
 from tiercel.engine.step.graphs import DecodeGraphs, graph_sizes, record_graphs
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import DeviceFlight, Runner
-from tiercel.engine.step.staging import HostRing, Staging
+from tiercel.engine.step.staging import Carrier, HostRing, KernelCarrier, Staging
 from tiercel.errors import OutOfDeviceMemoryError
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
@@ -124,7 +124,7 @@ class GraphBench(Bench):
     def __init__(
         self, recorder: GraphRecorder | None, device: Device, *, depth: int, seqs: int, tokens: int, blocks: int,
         splits: bool, lookup: PromptLookup | None = None, lookup_tokens: int = 0, lane: Lane | None = None,
-        holds: bool | None = None,
+        holds: bool | None = None, carrier: Carrier | None = None,
     ) -> None:  # fmt: skip
         super().__init__(blocks=blocks, depth=depth, seqs=seqs, tokens=tokens, lookup_tokens=lookup_tokens)
         torch_device = torch.device(device.name)
@@ -132,8 +132,10 @@ class GraphBench(Bench):
         kv = torch.full((blocks + 1, 1, 4, 1, 2), torch.nan, device=torch_device)
         kv[0] = 0
         self.lane = lane or device.open_lane()
-        sampler = Sampler(seqs + 1, VOCAB, torch_device)
-        staging = Staging(torch_device, self.lane, HostRing(is_pinned=device.name == "cuda"))
+        if device.name == "cuda":
+            carrier = KernelCarrier()
+        staging = Staging(torch_device, self.lane, HostRing(is_pinned=device.name == "cuda"), carrier)
+        sampler = Sampler(seqs + 1, VOCAB, torch_device, link=staging)
         graphs = recorder and record(WeighedSum(), kv, rows, self.lane, recorder, graph_sizes(seqs))
         self.sizes = () if graphs is None else graphs.sizes
         self.grammars = GrammarsAtOnce()
@@ -180,15 +182,18 @@ class StepBench:
         device: str = "cpu",
         sizes: tuple[int, ...] | None = None,
         kernel: DrawKernel | None = None,
+        carrier: Carrier | None = None,
     ) -> None:
-        """`kernel`: of the sampler; by default it has none."""
+        """`kernel`: of the sampler; by default it has none. `carrier`: by default copies on the CPU, else kernels."""
         torch_device = torch.device(device)
         shape = (2 * sequences + 1, model.layers, 4, model.kv_heads, 2 * model.head_dim)
         self.kv = torch.zeros(shape, device=torch_device)
         rows = RowBook(sequences, 2)
         self._sequences: dict[SeqId, SequenceProgress] = {}
-        staging = Staging(torch_device, lane, HostRing(is_pinned=device == "cuda"))
-        sampler = Sampler(sequences, model.vocab_size, torch_device, kernel)
+        if carrier is None and device != "cpu":
+            carrier = KernelCarrier()
+        staging = Staging(torch_device, lane, HostRing(is_pinned=device != "cpu"), carrier)
+        sampler = Sampler(sequences, model.vocab_size, torch_device, kernel, link=staging)
         if device == "cuda":
             torch.cuda.synchronize()  # zeroing was not queued on the lane
         graphs = None
@@ -226,8 +231,8 @@ def record(
     return record_graphs(model, kv, *rows.tables.shape, lane, recorder, sizes, lambda done, total: None)
 
 
-def small_decoder(ops: Ops, device: str) -> Decoder:
-    """Return a decoder of one layer with random weights."""
+def small_decoder(ops: Ops, device: str, *, fills: bool = True) -> Decoder:
+    """Return a decoder of one layer, with random weights if it is to be filled here."""
     fields = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
         "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -235,5 +240,6 @@ def small_decoder(ops: Ops, device: str) -> Decoder:
     }  # fmt: skip
     config = parse_decoder(ConfigFields(fields, "config.json"))
     model = Decoder(config, ops, Precision.of(torch.float32), torch.device(device))
-    fill_dummy(dict(model.targets()), 3)
+    if fills:
+        fill_dummy(dict(model.targets()), 3)
     return model

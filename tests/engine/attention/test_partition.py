@@ -22,6 +22,7 @@ from tiercel.engine.models.precision import Precision
 from tiercel.engine.step.graphs import record_graphs
 from tiercel.engine.step.inputs import BatchInputs
 from tiercel.engine.step.staging import HostRing, Staging
+from tiercel.engine.step.tables import DeviceTables
 from tiercel.ids import SeqId
 
 KEYS = 16
@@ -157,7 +158,7 @@ def test_a_graph_cuts_contexts_at_every_replay(form: DecodeForm) -> None:
         batch = decode_of(scene, rows)
         assert graphs.size_of(batch) == 2
 
-        out, _ = graphs.run_no_sync(batch, 2, staging)
+        out, *_ = graphs.run_no_sync(batch, 2, staging, DeviceTables(scene.state.block_tables))
 
         assert relative_error(out.view(2, -1, 32), expected[rows]) < 1e-3
 
@@ -175,7 +176,9 @@ def decode_of(scene: Scene, rows: list[int]) -> BatchInputs:
         slot_offsets=state.slot_offsets.numpy()[at],
         query_starts=np.arange(count + 1, dtype=np.int32),
         context_lengths=lengths,
-        block_tables=state.block_tables.numpy()[at],
+        slice_rows=at,
+        num_blocks=state.block_tables.shape[1],
+        block_tables=None,
         sample_at=np.arange(count),
         rows=at,
         positions=lengths.astype(np.int64),

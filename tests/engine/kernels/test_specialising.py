@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction, native_specialize_impl
 from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.experts import GroupedExperts
+from tiercel.engine.kernels.host_memory import report_no_sync, take_inputs_no_sync
 from tiercel.engine.kernels.product_tiles import PRODUCT_TILES
 from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 from tiercel.engine.models.activation_rounding import quantize_weight
@@ -75,6 +76,16 @@ def test_rows_that_ask_for_top_p_alone_need_one_compilation_however_many_they_ar
     for rows in ([0], [0, 1], [0, 1, 2], [3, 4], [5, 2, 7, 1]):
         sampler.sample_no_sync(torch.zeros(len(rows), VOCAB), rows, [3] * len(rows), np.zeros(len(rows), np.int64))
     launches.assert_one_each("draw_kernel", "choose_kernel", "search_kernel")
+
+
+def test_steps_of_every_size_need_one_compilation_to_take_inputs_and_to_report(launches: Launches) -> None:
+    tables, last_tokens = torch.zeros(64, 40, dtype=torch.int64), torch.zeros(64, dtype=torch.int64)
+    source, target = torch.zeros(1 << 16, dtype=torch.uint8), torch.zeros(1 << 15, dtype=torch.uint8)
+    for count, patches in ((1, 0), (1, 1), (2, 5), (3, 16), (16, 40), (64, 3)):
+        take_inputs_no_sync(source, target, 64 * count, tables, patches)
+        numbers, flags = torch.zeros(count + 1, dtype=torch.int64)[1:], torch.zeros(count + 3, dtype=torch.bool)[3:]
+        report_no_sync(numbers, flags, numbers, last_tokens, numbers, flags)
+    launches.assert_one_each("take_inputs_kernel", "report_kernel")
 
 
 def shifted(values: Tensor, by: int) -> Tensor:

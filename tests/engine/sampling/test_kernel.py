@@ -17,6 +17,7 @@ from tiercel.engine.sampling.filter import least_no_sync
 from tiercel.engine.sampling.row import DrawColumn
 from tiercel.engine.sampling.sampler import DrawKernel
 from tiercel.engine.sampling.subset import Subset
+from tiercel.engine.sampling.upload import CopyLink, HostLink
 from tiercel.request import SamplingParams, pack_tokens
 
 CPU = torch.device("cpu")
@@ -32,13 +33,13 @@ Kernel = DrawKernel | CpuClass | None
 KERNELS = [pytest.param(draw_no_sync, id="triton"), *CLASSES]
 
 
-def filled(params: list[SamplingParams], vocab_size: int, kernel: Kernel) -> Sampler:
+def filled(params: list[SamplingParams], vocab_size: int, kernel: Kernel, link: HostLink | None = None) -> Sampler:
     """Return a sampler whose row r has params[r]; all rows have the same prompt. Of a class: the native kernel."""
     if isinstance(kernel, CpuClass):
         sampler = open_sampler(len(params), vocab_size, CPU, torch.float32, library_of(kernel))
     else:
         search = least_no_sync if kernel is None else search_no_sync
-        sampler = Sampler(len(params), vocab_size, CPU, kernel, search)
+        sampler = Sampler(len(params), vocab_size, CPU, kernel, search, link=link)
     for row, each in enumerate(params):
         sampler.set_row(row, each, pack_tokens([5, 9, 30]), pack_tokens([2, 5]), END_TOKENS)
     return sampler
@@ -66,28 +67,45 @@ def test_rows_draw_the_same_with_and_without_the_kernel(vocab_size: int, dtype: 
             assert torch.equal(getattr(got.logprobs, name), getattr(wanted.logprobs, name))
 
 
-def test_unused_features_upload_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    uploads: list[tuple[int, ...]] = []
+class CountingLink(CopyLink):
+    """A link that notes the shapes of the arrays that it sends."""
 
-    def upload(array: np.ndarray, device: torch.device) -> Tensor:
-        uploads.append(array.shape)
-        return torch.from_numpy(array)
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.sent: list[tuple[int, ...]] = []
 
-    # Patched: uploads are plain function calls, and every module has its own reference to the function.
-    for module in ("upload", "sampler", "filter"):
-        monkeypatch.setattr(f"tiercel.engine.sampling.{module}.upload_no_sync", upload)
-    sampler = filled([SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=4)], 61, draw_no_sync)
+    def send_no_sync(self, array: np.ndarray) -> Tensor:
+        self.sent.append(array.shape)
+        return super().send_no_sync(array)
+
+
+def test_unused_features_upload_nothing() -> None:
+    link = CountingLink()
+    plain = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=4)]
+    sampler = filled(plain, 61, draw_no_sync, link=link)
     sampler.sample_no_sync(random_logits(1, 2, 61), [0, 1], [4, 4], [1, 1])
-    assert uploads == [(2, len(DrawColumn))]  # keys and temperatures for the kernel
-    uploads.clear()
-    sampler = filled([SamplingParams(seed=3, top_p=0.9), SamplingParams(seed=4, top_p=0.8)], 61, draw_no_sync)
+    assert link.sent == [(2, len(DrawColumn))]  # keys and temperatures for the kernel
+    link.sent.clear()
+    filters = [SamplingParams(seed=3, top_p=0.9), SamplingParams(seed=4, top_p=0.8)]
+    sampler = filled(filters, 61, draw_no_sync, link=link)
     sampler.sample_no_sync(random_logits(1, 2, 61), [0, 1], [4, 4], [1, 1])
-    assert uploads and all(0 not in shape for shape in uploads)
+    assert link.sent and all(0 not in shape for shape in link.sent)
+
+
+def test_parameters_that_are_on_the_device_already_are_not_sent() -> None:
+    link = CountingLink()
+    sampler = filled([SamplingParams(temperature=0.7, seed=4)] * 2, 61, draw_no_sync, link=link)
+    plan, logits = sampler.plan([0, 1], [4, 4], [1, 1]), random_logits(1, 2, 61)
+    assert plan.draws is not None
+    drawn = sampler.draw_no_sync(logits, plan, torch.from_numpy(plan.draws))
+    assert link.sent == []
+    assert torch.equal(drawn.tokens, sampler.sample_no_sync(logits, [0, 1], [4, 4], [1, 1]).tokens)
 
 
 def test_an_empty_subset_selects_no_rows() -> None:
     values = torch.arange(3.0)
-    none, all_three = Subset(np.zeros(3, np.bool_), CPU), Subset(np.ones(3, np.bool_), CPU)
+    link = CopyLink(CPU)
+    none, all_three = Subset(np.zeros(3, np.bool_), link), Subset(np.ones(3, np.bool_), link)
     assert not none and none.take(values).shape == (0,)
     assert none.put(values.clone(), values[:0]).tolist() == values.tolist()
     assert all_three and all_three.take(values) is values

@@ -10,6 +10,8 @@ from tests.engine.recording import GraphBench, StepBench, WeighedSum, small_deco
 from tiercel.device.base import Device
 from tiercel.device.graph import Graph
 from tiercel.device.registry import open_device
+from tiercel.engine.kernels.sampling import draw_no_sync
+from tiercel.engine.step.staging import open_staging
 from tiercel.request import SamplingParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -83,6 +85,26 @@ def test_a_launch_does_not_wait(device: Device, is_recorded: bool) -> None:
     outcomes = [flight.result() for flight in flights]
     assert [len(outcome.tokens) for outcome in outcomes] == [3, 4]
     assert all(ms > 0 for outcome in outcomes for ms in outcome.nano_batch_ms)
+
+
+def test_kernels_of_this_device_address_host_memory(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    lane = device.open_lane()
+    staging = open_staging(torch.device("cuda"), lane, maps_host_memory=device.maps_host_memory)
+    assert "steps use copies" not in caplog.text
+    numbers = torch.arange(100_000).numpy()
+    assert lane.run(lambda: staging.fetch_no_sync(staging.send_no_sync(numbers))).result().equal(torch.arange(100_000))
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_decode_step_queues_no_copy(device: Device, is_recorded: bool) -> None:
+    recorder = device.open_recorder() if is_recorded else None
+    bench = StepBench(WeighedSum(), 4, recorder, device.open_lane(), "cuda", kernel=draw_no_sync)
+    bench.prefill(PROMPTS, SamplingParams(temperature=0.8, seed=1, max_tokens=5)).result()
+    bench.decode({1: 3, 2: 2, 4: 3}).result()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        bench.decode({1: 4, 2: 3, 4: 4}).result()
+    names = [event.name for event in profile.events()]
+    assert names and not [name for name in names if name.startswith("Memcpy")]
 
 
 def test_the_kernels_give_the_same_in_graphs(device: Device) -> None:
