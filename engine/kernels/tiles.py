@@ -44,7 +44,7 @@ _PROGRAMS_PER_PROCESSOR = 8  # two at a time, four times in a row, so that the l
 
 @dataclass(frozen=True, slots=True)
 class DecodeForm:
-    """The form in which the decode kernel is launched. Which form is faster is not known without a device, so both default to False.
+    """The form in which the decode kernel is launched. Not measured yet, so both default to False.
 
     folds_merge:  the program that ends last among those of a context and key head merges the parts, instead of a
                   second kernel
