@@ -9,6 +9,7 @@ import ctypes
 import logging
 import math
 import mmap
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiercel.device.extents import Addresses
+from tiercel.device.host_pages import HUGE_PAGE_BYTES, collapse
 from tiercel.errors import DeviceError
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class PinnedMemory:
         self.slab_bytes = max(1, slab_bytes // step) * step
         self._register = register
         self._unregister = unregister
+        self._page_error = 0  # of the first memory that did not get huge pages
         self._is_pinned = np.zeros(-(-size // self.slab_bytes), dtype=np.bool_)
         self._is_closing = threading.Event()
         self._has_begun = False
@@ -108,7 +111,7 @@ class PinnedMemory:
         slabs = len(self._is_pinned)
         for index in range(slabs):
             address, size = self._slab(index)
-            if not _populate(address, size, self._is_closing):
+            if not self._populate(address, size):
                 return
             try:
                 self._register(address, size)
@@ -122,22 +125,30 @@ class PinnedMemory:
             log.debug("host memory locked slab=%d of=%d bytes=%d", index, slabs, size)
         if slabs > 1:
             took_s = time.monotonic() - started_s
-            log.info("host memory locked bytes=%d of=%d seconds=%.1f", self.pinned_bytes, self.size, took_s)
+            pages = "4 KiB: " + os.strerror(self._page_error) if self._page_error else "2 MiB"
+            log.info(
+                "host memory locked bytes=%d of=%d seconds=%.1f pages=%s", self.pinned_bytes, self.size, took_s, pages
+            )
 
+    def _populate(self, address: int, size: int) -> bool:
+        """Allocate pages before locking, because the driver would allocate them while holding its locks.
 
-def _populate(address: int, size: int, is_closing: threading.Event) -> bool:
-    """Allocate pages before locking, because the driver would allocate them while holding its locks.
+        Return False if `close` was called. The content of pages does not change. On kernels without this call the
+        driver allocates the pages. Memory is put into pages of 2 MiB, until the kernel first refuses it: the driver and
+        the copy engines then have far fewer pages to lock and to translate.
+        """
+        libc, end = ctypes.CDLL(None), self.address + self._slab_end
+        for start in range(address, address + size, _POPULATE_BYTES):
+            if self.is_closed:
+                return False
+            length = min(_POPULATE_BYTES, address + size - start)
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_int(_MADV_POPULATE_WRITE))
+            if not self._page_error:
+                # A page that the next part begins in belongs to this one, because locked pages cannot be moved.
+                self._page_error = collapse(start, min(length + HUGE_PAGE_BYTES - 1, end - start))
+        return True
 
-    Return False if `is_closing` was set. The content of pages does not change. On kernels without this call the driver
-    allocates the pages.
-    """
-    libc = ctypes.CDLL(None)
-    for start in range(0, size, _POPULATE_BYTES):
-        if is_closing.is_set():
-            return False
-        libc.madvise(
-            ctypes.c_void_p(address + start),
-            ctypes.c_size_t(min(_POPULATE_BYTES, size - start)),
-            ctypes.c_int(_MADV_POPULATE_WRITE),
-        )
-    return True
+    @property
+    def _slab_end(self) -> int:
+        """Bytes of the range in whole pages."""
+        return -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE

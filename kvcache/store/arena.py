@@ -1,11 +1,11 @@
 """The memory that holds the blocks of one tier."""
 
-import contextlib
 import mmap
 
 import torch
 from torch import Tensor
 
+from tiercel.device.host_pages import ask_for_huge_pages
 from tiercel.errors import ConfigError, InvariantError
 from tiercel.ids import SlotId
 from tiercel.kvcache.store.journal import RECORD_BYTES, SlotJournal
@@ -80,22 +80,11 @@ def open_arena(
             layout = layout_of(spec, fingerprint, slots)
             pages, is_kept = map_memory(fd, layout)
             start = layout.arena_start
-            journal = SlotJournal(memoryview(pages)[layout.journal_start :][: slots * RECORD_BYTES])
-        _ask_for_huge_pages(pages)
+            journal = SlotJournal(pages[layout.journal_start :][: slots * RECORD_BYTES])
+        raw = memoryview(pages)
+        ask_for_huge_pages(raw)
         kv = torch.frombuffer(pages, dtype=dtype, count=slots * spec.block_bytes // spec.itemsize, offset=start)
     except (OSError, ValueError, RuntimeError) as exc:  # torch's OutOfMemoryError is a RuntimeError
         wanted = show_bytes(slots * spec.block_bytes)
         raise ConfigError("kv.no_memory", f"no room for a KV pool of {blocks} blocks ({wanted})") from exc
-    return Arena(spec, kv.view(shape), memoryview(pages)[start:], journal, is_kept=is_kept)
-
-
-def _ask_for_huge_pages(pages: mmap.mmap) -> None:
-    """Let the kernel use pages of 2 MiB.
-
-    Attention reads blocks all over the arena. With small pages the translation of their addresses takes as long as the
-    reading itself on a virtual machine.
-    """
-    with contextlib.suppress(
-        OSError
-    ):  # a kernel without huge pages; of a memfd, see transparent_hugepage/shmem_enabled
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    return Arena(spec, kv.view(shape), raw[start:], journal, is_kept=is_kept)

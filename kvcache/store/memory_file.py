@@ -11,10 +11,10 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+from tiercel.device.host_pages import HUGE_PAGE_BYTES, map_file
 from tiercel.kvcache.store.journal import RECORD_BYTES
 from tiercel.tier import KVSpec
 
-HUGE_PAGE_BYTES = 2 << 20  # the arena starts on one; the hole before it takes no memory
 _MAGIC = b"TIERCEL\0"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQQ32sI")  # magic, version, record bytes, slots, block bytes, identity, crc
@@ -34,6 +34,7 @@ class MemoryLayout:
 
     @property
     def arena_start(self) -> int:
+        """The first page of 2 MiB behind the journal; the hole between them takes no memory."""
         journal_end = self.journal_start + self.slots * RECORD_BYTES
         return -(-journal_end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
@@ -75,7 +76,7 @@ def kept_blocks(fd: int, spec: KVSpec, fingerprint: bytes) -> int:
     return header.slots - 1
 
 
-def map_memory(fd: int, layout: MemoryLayout) -> tuple[mmap.mmap, bool]:
+def map_memory(fd: int, layout: MemoryLayout) -> tuple[memoryview, bool]:
     """Map the memfd. Return the mapping, and whether it holds what an earlier engine of the same layout left.
 
     Effects: any other content of the memfd is dropped; only one engine may live at a time.
@@ -85,7 +86,7 @@ def map_memory(fd: int, layout: MemoryLayout) -> tuple[mmap.mmap, bool]:
     if not is_kept:
         os.ftruncate(fd, 0)
         os.ftruncate(fd, layout.size_bytes)
-    pages = mmap.mmap(fd, layout.size_bytes, mmap.MAP_SHARED)
+    pages = map_file(fd, layout.size_bytes)
     if not is_kept:
         pages[: _HEADER.size] = _pack(layout)
     return pages, is_kept

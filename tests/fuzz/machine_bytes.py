@@ -185,8 +185,6 @@ def _read_kept_memory(text: bytes, rng: random.Random) -> None:
         for slot, key in SlotJournal(records).records():
             assert 0 < slot < 4
             assert len(key) == 32
-        records.release()
-        pages.close()
     finally:
         os.close(file)
 
