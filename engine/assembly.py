@@ -17,6 +17,7 @@ from tiercel.engine.disk_release import DiskRelease
 from tiercel.engine.grammars import GrammarCache
 from tiercel.engine.loop import UNMEASURED_STALL_S, EngineLoop, Mover
 from tiercel.engine.measure.decode_choice import measure_decodes
+from tiercel.engine.measure.dense_choice import route_products
 from tiercel.engine.measure.footprint import measure_footprint
 from tiercel.engine.measure.machine_facts import machine_facts
 from tiercel.engine.measure.product_choice import open_product_choice
@@ -173,6 +174,8 @@ def open_engine(
     choice = _open_choice(settings.cache_folder, device.processors, library)
     with LoadProgress(mailbox) as progress:
         model = load_model(settings, torch_device, attention, progress, library, choice)
+    if isinstance(model, Decoder):
+        route_products(settings, model, device)
     precision, kernels = model.precision, "none" if library is None else library.class_name
     log.info(
         "model impl=%s weights=%s activations=%s kv=%s kernels=%s",

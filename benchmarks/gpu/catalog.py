@@ -28,7 +28,7 @@ class Section:
 
 SECTIONS = (
     Section("kernels", "every kernel against float32 on random ragged shapes", 60),
-    Section("limits", "products at the model's shapes, a device copy", 20),
+    Section("limits", "products at the model's shapes in every way, a device copy", 20),
     Section("copies", "between host and device by size of the piece, one way and both", 30),
     Section("attention", "decode and prefill: bytes/s, FLOP/s, share of the limit", 30),
     Section("throughput", "the engine without HTTP, saturated, four mixes of lengths", 120),

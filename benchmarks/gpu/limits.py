@@ -1,4 +1,6 @@
-"""The limits of the device: matrix products of the model's shapes, and a copy."""
+"""The limits of the device: matrix products of the model's shapes, in each way that the engine has, and a copy."""
+
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -6,15 +8,18 @@ import torch.nn.functional as F
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.bounds import COPY_BYTES_PER_S, GEMM_FLOP_PER_S, LLAMA_3_8B
 from benchmarks.gpu.timing import BF16, DEVICE, median_ms
+from tiercel.engine.measure.dense_choice import LEAST_CAPABILITY
+from tiercel.engine.models.dense_routes import DEFAULT, ROUTED_ROWS, DenseProduct, open_products
 
 ROWS = (1, 4096, 256, 32, 8192, 64, 1024, 128, 512, 2048)  # the most informative ones first
 QUICK_ROWS = (1, 64, 512, 4096)
+QUICK_ROUTED = (128, 256, 512)
 COPY_BYTES = 1 << 32
 MAX_HEAD_ROWS = 1024  # more never sample at once
 
 
 def run(bench: Bench) -> None:
-    """Record `copy`, `gemm.ROWS` (all products of a layer and their share), `gemm.ROWS.NAME`."""
+    """Record `copy`, `gemm.ROWS` (all products of a layer and their share), `gemm.ROWS.NAME`, `route.ROWS.NAME.WAY`."""
     with bench.part("copy"):
         copy(bench)
     for rows in QUICK_ROWS if bench.is_quick else ROWS:
@@ -22,6 +27,36 @@ def run(bench: Bench) -> None:
             continue
         with bench.part(f"gemm {rows}"):
             products(bench, rows)
+    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        return
+    ways = open_products(torch.cuda.get_device_properties().multi_processor_count)
+    shapes = LLAMA_3_8B.linears | {"head": (LLAMA_3_8B.vocab, LLAMA_3_8B.hidden)}
+    for rows in QUICK_ROUTED if bench.is_quick else ROUTED_ROWS:
+        for name, shape in shapes.items():
+            if bench.has_time(f"route {rows} {name}", 1.0):
+                routes(bench, rows, name, shape, ways)
+
+
+def routes(
+    bench: Bench,
+    rows: int,
+    name: str,
+    shape: tuple[int, int],
+    ways: Mapping[str, DenseProduct],
+    place: torch.device = DEVICE,
+    timer: Callable[[Callable[[], object], int], float] = median_ms,
+) -> None:
+    """Record `route.ROWS.NAME.WAY` for each way but the default: the time of the default over that of the way."""
+    outputs, inputs = shape
+    weight = torch.randn(outputs, inputs, device=place, dtype=BF16) * 0.02
+    x = torch.randn(rows, inputs, device=place, dtype=BF16)
+    default_ms = timer(lambda: ways[DEFAULT](x, weight, None), 20)
+    for way, product in ways.items():
+        if way == DEFAULT:
+            continue
+        with bench.part(f"route {rows} {name} {way}"):
+            ms = timer(lambda product=product: product(x, weight, None), 20)
+            bench.record(f"route.{rows}.{name}.{way}", default_ms / ms, "x", us=1e3 * ms, default_us=1e3 * default_ms)
 
 
 def copy(bench: Bench) -> None:

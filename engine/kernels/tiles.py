@@ -44,7 +44,7 @@ _PROGRAMS_PER_PROCESSOR = 8  # two at a time, four times in a row, so that the l
 
 @dataclass(frozen=True, slots=True)
 class DecodeForm:
-    """The form in which the decode kernel is launched. Not measured yet, so both default to False.
+    """The form of a decode's launch. Both parts are off until a device has been measured.
 
     folds_merge:  the program that ends last among those of a context and key head merges the parts, instead of a
                   second kernel

@@ -145,6 +145,12 @@ class Layer:
         """The mixture of experts; None if the layer has a dense MLP."""
         return self._mlp if isinstance(self._mlp, MixtureMLP) else None
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The layers of the attention and of a dense MLP."""
+        mlp = self._mlp.parts if isinstance(self._mlp, GatedMLP) else ()
+        return self._attention.parts.qkv, self._attention.parts.output, *mlp
+
     def join_experts(self) -> bool:
         """See `MixtureMLP.join`; True for a layer without a mixture."""
         return isinstance(self._mlp, GatedMLP) or self._mlp.join()
@@ -241,6 +247,12 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             if layer.mixture is not None:
                 yield from layer.mixture.parts(f"model.layers.{index}.", library_of)
+
+    @property
+    def plain_linears(self) -> tuple[Linear, ...]:
+        """The layers outside of mixtures whose products torch computes from their weights as they were loaded."""
+        linears = (*(linear for layer in self._layers for linear in layer.linears), self._head)
+        return tuple(linear for linear in linears if linear.is_plain)
 
     @property
     def parts(self) -> tuple[LayerParts, ...]:

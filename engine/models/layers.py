@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tiercel.engine.models.dense_routes import DenseRoutes
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.quantized_parts import QuantizedPacker, QuantizedParts, QuantizedTarget, WeightKernels
 from tiercel.engine.native.linear import PackedLinear
@@ -84,6 +85,7 @@ class Linear:
         self._quantized: QuantizedParts | None = None
         self._native: PackedLinear | None = None
         self._packed: Tensor | None = None
+        self._routes: DenseRoutes | None = None
         self._packs_moved = False  # the weight is packed for oneDNN whenever it has moved
 
     @classmethod
@@ -110,6 +112,15 @@ class Linear:
     def native(self) -> PackedLinear | None:
         """The weight as packed for the native kernels, if it is in one piece."""
         return self._native if self._quantized is None else self._quantized.native
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch multiplies by the weight as it was loaded."""
+        return self._quantized is None and self._native is None and self._packed is None
+
+    def route(self, routes: DenseRoutes) -> None:
+        """Multiply by the faster of several ways from now on, if the layer is plain."""
+        self._routes = routes
 
     def targets(self, *names: str) -> Iterator[Target]:
         """Yield the tensors of the checkpoint's layers of these names: rows of the matrix, in order.
@@ -181,7 +192,8 @@ class Linear:
             return self._quantized.forward(x, self.bias)
         if self._packed is not None:
             return _packed_linear(x, self._packed, self.bias)
-        return F.linear(x, self.weight.to(x.dtype), self.bias)
+        weight = self.weight.to(x.dtype)
+        return F.linear(x, weight, self.bias) if self._routes is None else self._routes.multiply(x, weight, self.bias)
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Return rows of the weight in `dtype`. Shapes: tokens [T] int64 -> [T, inputs]. Errors: IndexError."""

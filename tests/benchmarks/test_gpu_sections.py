@@ -20,6 +20,7 @@ from benchmarks.gpu import (
     inputs,
     kernels,
     layout,
+    limits,
     overlap,
     quantized,
     quantized_cases,
@@ -51,6 +52,7 @@ from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.product_tiles import ProductTile
 from tiercel.engine.measure.stopwatch import Laps
+from tiercel.engine.models.dense_routes import open_products
 from tiercel.engine.models.device_linear import DeviceLinear
 from tiercel.engine.models.quantized_weight import QuantizedWeight
 from tiercel.engine.offline import OfflineAnswer, OfflineEngine, OfflineRun
@@ -277,6 +279,22 @@ def test_forms_of_the_decode_kernel_are_compared(pool: Pool, tmp_path: Path) -> 
     ]
     assert bench.result.figures[-1].value == pytest.approx(2.0)
     assert bench.result.figures[-1].facts == {"form": "folded"}
+
+
+@in_interpreter
+def test_ways_of_products_are_compared_with_the_default_and_one_may_fail(tmp_path: Path) -> None:
+    bench = Bench("limits", 60.0, tmp_path / "limits.json")
+    times = iter((1.0, 0.5))
+
+    def timer(job: Callable[[], object], rep_ms: int) -> float:
+        job()
+        return next(times)
+
+    limits.routes(bench, 3, "qkv", (16, 24), open_products(2), CPU, timer)  # a build for the CPU has no cuBLASLt
+
+    (figure,) = bench.result.figures
+    assert (figure.name, figure.value, figure.facts["us"]) == ("limits.route.3.qkv.triton", 2.0, 500.0)
+    assert [failure.part for failure in bench.result.failures] == ["route 3 qkv cublaslt"]
 
 
 def test_a_budget_that_ends_has_seen_tiles_of_both_kinds() -> None:
