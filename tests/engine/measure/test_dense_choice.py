@@ -8,14 +8,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.gpu import dummy
 from tests.engine.kernels.bfloat16 import rounded_bfloat16 as rounded_bfloat16
+from tests.engine.kernels.checking import relative_error
+from tests.engine.models.paged_run import PagedRun
+from tiercel.device.cpu import CpuDevice
+from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.kernels.dense_product import multiply_dense
 from tiercel.engine.measure.cache_file import CacheFile
-from tiercel.engine.measure.dense_choice import StoredRoutes, choose_routes, is_routable
+from tiercel.engine.measure.dense_choice import StoredRoutes, choose_routes, is_routable, route_products
+from tiercel.engine.models.config import ConfigFields, parse_decoder
+from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.dense_routes import DEFAULT, ROUTED_ROWS, DenseProduct, DenseRoutes, open_products
-from tiercel.engine.models.layers import Linear
+from tiercel.engine.models.layers import Linear, can_pack
 from tiercel.engine.models.precision import Precision
+from tiercel.engine.models.torch_ops import TorchOps
+from tiercel.engine.models.weights import fill_dummy
 from tiercel.errors import DeviceError
+from tiercel.settings import EngineSettings
 
 CPU = torch.device("cpu")
 
@@ -150,3 +160,40 @@ def test_ways_of_a_device_have_the_default_first() -> None:
     assert list(products) == [DEFAULT, "cublaslt", "triton"]
     assert torch.equal(products[DEFAULT](WEIGHT, WEIGHT, None), WEIGHT @ WEIGHT.T)
     assert products["triton"](WEIGHT, WEIGHT, None).shape == (16, 16)
+
+
+def a_decoder(dtype: torch.dtype) -> Decoder:
+    """Return a model of two layers with random weights."""
+    config = parse_decoder(ConfigFields(dict(dummy.TINY), "config.json"))
+    model = Decoder(config, TorchOps(SdpaAttention()), Precision.of(dtype), CPU)
+    fill_dummy(dict(model.targets()), 3)
+    return model
+
+
+def test_a_model_computes_the_same_in_every_way() -> None:
+    model, tokens = a_decoder(torch.bfloat16), torch.arange(70) % 512
+    wanted = PagedRun(model, 1, 80).prefill(tokens, 70)
+    shapes = {tuple(linear.weight.shape) for linear in model.plain_linears}
+    used: set[tuple[int, ...]] = set()
+
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        used.add(tuple(weight.shape))
+        return multiply_dense(x, weight, bias, 2)
+
+    assert len(model.plain_linears) == 2 * 4 + 1
+    for linear in model.plain_linears:
+        linear.route(DenseRoutes({DEFAULT: F.linear, "triton": multiply}, {shape: ("triton",) * 5 for shape in shapes}))
+
+    got = PagedRun(model, 1, 80).prefill(tokens, 70)
+
+    assert used == shapes
+    assert relative_error(got, wanted) < 2e-2
+
+
+def test_a_cpu_and_layers_that_are_packed_keep_their_products() -> None:
+    model = a_decoder(torch.bfloat16)
+    route_products(EngineSettings(model="tiny", device="cpu"), model, CpuDevice(1))
+    assert all(linear._routes is None for linear in model.plain_linears)
+    if can_pack(model.precision, CPU):
+        model.pack()
+        assert len(model.plain_linears) == 0
