@@ -122,7 +122,7 @@ def test_layers_compile_once_for_all_step_sizes(launches: Launches, head_dim: in
         ops.silu_mul(torch.zeros(tokens, 192))
     launches.assert_one_each(
         "angles_kernel", "store_heads_kernel", "store_kernel", "partition_kernel", "decode_kernel", "merge_kernel",
-        "prefill_kernel", "add_norm_kernel", "silu_mul_kernel",
+        "slice_kernel", "prefill_kernel", "add_norm_kernel", "silu_mul_kernel",
     )  # fmt: skip
 
 
