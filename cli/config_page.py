@@ -53,8 +53,10 @@ capitals with `_`: `max-num-seqs`, `--max-num-seqs`, `TIERCEL_MAX_NUM_SEQS`. Siz
 lengths as `8k` (8,000) or `8K` (8,192).
 
 A default that depends on the device is empty here and in `tiercel config show`, because only the engine process knows
-the device: `max-num-seqs`, `max-num-batched-tokens`, and the sizes of KV. The engine logs what it chose (`defaults` and
-`capacity`). While `max-num-seqs` has its default it can be lowered, and raised again up to 256.
+the device; it logs what it chose (`defaults` and `capacity`). `max-num-seqs` is 256, on a GPU with 70 GiB of memory or
+more 512, with 130 GiB or more 1,024; `max-num-batched-tokens` is 256 on a CPU, 2,048 on a GPU, with 70 GiB or more
+8,192; sizes of KV follow from free memory. While `max-num-seqs` has its default it can be lowered, and raised again up
+to 256.
 """
 
 

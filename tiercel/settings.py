@@ -192,7 +192,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         int | None,
         Option(
             SCHEDULER,
-            "Maximum running sequences; default: 256; on a GPU with 70 GiB 512, with 130 GiB 1024.",
+            "Maximum running sequences.",
             "N",
             within=(1, 65_536),
             is_live=True,
@@ -201,11 +201,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
     ] = None  # chosen by device, in the engine process
     max_num_batched_tokens: Annotated[
         int | None,
-        _length(
-            SCHEDULER,
-            "Maximum tokens per step; default: 256 on a CPU, 2048 on a GPU, with 70 GiB 8192.",
-            within=(1, MAX_CONTEXT_TOKENS),
-        ),
+        _length(SCHEDULER, "Maximum tokens per step.", within=(1, MAX_CONTEXT_TOKENS)),
     ] = None  # chosen by device, in the engine process
     long_prefill_token_threshold: Annotated[
         int,
