@@ -1,18 +1,22 @@
 """The kernel for single tokens beside FlashAttention-3 is the one that was faster at the start."""
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.engine.recording import FakeRecorder, WeighedSum
-from tiercel.clock import ManualClock
+from tiercel.clock import ManualClock, MonotonicClock
 from tiercel.device.cpu import CpuDevice, InlineLane
+from tiercel.engine.assembly import assemble
 from tiercel.engine.attention.fa3 import Fa3Attention, Fa3Operator
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.measure.decode_choice import DecodeTrial, choose_decodes, measure_decodes
 from tiercel.errors import DeviceError, OutOfDeviceMemoryError
+from tiercel.settings import EngineSettings
 
 
 class Spare:
@@ -127,3 +131,33 @@ def test_other_backends_are_left_alone() -> None:
     measure_decodes(Spare(), *arguments, has_graphs=True)  # type: ignore[arg-type]
     measure_decodes(None, *arguments, has_graphs=True)  # type: ignore[arg-type]
     assert arguments[0].forwards == 0  # type: ignore[attr-defined]
+
+
+class Outbox:
+    def post(self, message: object) -> None:
+        pass
+
+
+class GraphDevice(CpuDevice):
+    """A CPU with a recorder of graphs."""
+
+    def __init__(self, recorder: FakeRecorder) -> None:
+        super().__init__(1)
+        self._recorder = recorder
+
+    def open_recorder(self) -> FakeRecorder:  # type: ignore[override]
+        return self._recorder
+
+
+def test_the_choice_is_made_before_graphs_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A graph keeps the kernel that it was recorded with."""
+    caplog.set_level(logging.INFO)
+    recorder, attention = FakeRecorder(), open_fa3(Spare())
+    settings = EngineSettings(model=str(tmp_path), block_size=4, max_num_seqs=2, num_gpu_blocks_override=60)
+    arguments = (settings, WeighedSum(), GraphDevice(recorder), Outbox(), MonotonicClock())
+
+    assemble(*arguments, attention=attention).close()  # type: ignore[arg-type]
+
+    assert [rows for rows, _ in recorder.recorded] == [2, 2, 2, 1]  # both kernels, then the graphs
+    (line,) = [line for line in caplog.messages if line.startswith("decodes measured")]
+    assert line.endswith("chosen=spare" if attention.leaves_decodes else "chosen=fake")
