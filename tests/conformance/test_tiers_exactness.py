@@ -42,8 +42,9 @@ def arena_fd() -> Iterator[int]:
 @pytest.mark.parametrize("mode", ["swap", "auto", "recompute"])
 def test_preempted_and_brought_back(reference: Reference, exact: Compare, mode: str) -> None:
     small = bench(
-        reference, num_gpu_blocks_override=SMALL, cpu_device_pool=True, kv_host_bytes=SIZE, preemption_mode=mode
-    )
+        reference, num_gpu_blocks_override=SMALL, cpu_device_pool=True, kv_host_bytes=SIZE, preemption_mode=mode,
+        calibration_s=0.1,  # with predicted steps, plans wait for restores
+    )  # fmt: skip
     for _ in range(2):
         exact(small.greedy(reference.prompts, OUTPUTS))
     assert small.gauges.preemptions > 0
