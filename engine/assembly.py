@@ -42,6 +42,7 @@ from tiercel.engine.steering import Steering, daily_blocks, policy_of, step_limi
 from tiercel.engine.step.flight import StepRunner
 from tiercel.engine.step.graphs import DecodeGraphs, graph_sizes, record_graphs, wants_graphs
 from tiercel.engine.step.memory_relief import MemoryRelief
+from tiercel.engine.step.mixed_graphs import MixedGraphs, mixed_sizes, record_mixed_graphs
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import Runner
 from tiercel.engine.step.staging import open_staging
@@ -240,8 +241,10 @@ def assemble(
         *(attention, model, tiers.device.kv, settings.block_size, device, lane, clock, settings.sequences),
         has_graphs=wants_graphs(settings, model),
     )
-    graphs = _record_graphs(settings, model, tiers.device.kv, max_rows, max_blocks, device, lane, mailbox, clock)
-    times = open_step_times(settings, model, tiers.device.kv, spec, device, lane, clock, capacity, graphs, staging)
+    graphs, mixed = _record_graphs(settings, model, tiers.device.kv, max_rows, max_blocks, device, lane, mailbox, clock)
+    times = open_step_times(
+        settings, model, tiers.device.kv, spec, device, lane, clock, capacity, graphs, staging, mixed
+    )
     # Not during the recording of graphs, because the driver may refuse one of the two, nor during measurements.
     tiers.start_locking()
     most_tokens = step_tokens(settings, device)
@@ -260,6 +263,7 @@ def assemble(
         staging=staging,
         graphs=graphs,
         grammars=grammars,
+        mixed=mixed,
     )
     device.give_back_cached()
     steering = Steering(book, planner, cache, settings, most_tokens, yields=yields)
@@ -302,24 +306,39 @@ def _record_graphs(
     lane: Lane,
     mailbox: Outbox,
     clock: Clock,
-) -> DecodeGraphs | None:
-    """Record CUDA graphs of decodes. Return None if the device, the model or the settings exclude them."""
-    recorder = device.open_recorder() if wants_graphs(settings, model) else None
-    if recorder is None:
-        return None
+) -> tuple[DecodeGraphs | None, MixedGraphs | None]:
+    """Record CUDA graphs of decodes and of small mixed steps.
+
+    Return None for both if the device, the model or the settings exclude them, or if one of the recordings fails.
+    """
+    if not wants_graphs(settings, model):
+        return None, None
+    # Each kind has its own recorder, because all graphs of a recorder have results of one kind.
+    recorder, other = device.open_recorder(), device.open_recorder()
+    if recorder is None or other is None:
+        return None, None
     start_s, free_bytes = clock.now_s(), device.free_bytes()
+    sizes, tokens = graph_sizes(settings.sequences), mixed_sizes(step_tokens(settings, device))
 
-    def report_progress(done: int, total: int) -> None:
-        mailbox.post(Loading(f"recording CUDA graphs {done} of {total}"))
+    def report_progress(done: int) -> None:
+        mailbox.post(Loading(f"recording CUDA graphs {done} of {len(sizes) + len(tokens)}"))
 
-    sizes = graph_sizes(settings.sequences)
-    graphs = record_graphs(model, kv, max_rows, max_blocks, lane, recorder, sizes, report_progress)
-    if graphs is None:
+    mixed = None
+    graphs = record_graphs(
+        *(model, kv, max_rows, max_blocks, lane, recorder, sizes), lambda done, _: report_progress(done)
+    )
+    if graphs is not None:
+        mixed = record_mixed_graphs(
+            *(model, kv, graphs.last_tokens, max_blocks, lane, other, tokens),
+            lambda done, _: report_progress(len(sizes) + done),
+        )
+    if graphs is None or mixed is None:
+        del graphs
         device.give_back_cached()  # the memory of graphs that were dropped
-        return None
+        return None, None
     taken_bytes, taken_s = free_bytes - device.free_bytes(), clock.now_s() - start_s
-    log.info("graphs recorded rows=%s bytes=%d s=%.1f", graphs.sizes, taken_bytes, taken_s)
-    return graphs
+    log.info("graphs recorded rows=%s tokens=%s bytes=%d s=%.1f", graphs.sizes, mixed.sizes, taken_bytes, taken_s)
+    return graphs, mixed
 
 
 def _open_rates(

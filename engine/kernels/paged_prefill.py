@@ -76,6 +76,8 @@ def prefill_kernel(
     # In reverse order: the last tiles of a sequence see most keys, and should not be the last to start.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
+    if tile >= tl.load(tile_starts + slices):  # a graph has programs for as many tiles as there may be
+        return
     found = _find_slice(tile_starts, slices, tile)
     sequence = tl.load(long_slices + found)
     query_start = tl.load(query_starts + sequence)

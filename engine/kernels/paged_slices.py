@@ -21,30 +21,31 @@ _AT_ONCE = 512  # sequences, a power of two
 class SliceTiles:
     """The tiles of a step's slices of at least some number of tokens. A tile has tokens of one slice only.
 
-    L slices are long enough. Their number and that of their tiles are known to the host; the arrays are made on the
-    device, so that no copy is needed.
+    At most L slices are long enough: the host knows their number and that of their tiles, or bounds of them if a graph
+    is recorded. The arrays are made on the device, so that no copy is needed.
 
     Shapes: sequences [L] int32, in ascending order; starts [L + 1] int32: the first tile of each, and the number
-            of all tiles.
+            of all tiles. If there are fewer slices, all further starts are that number.
     """
 
     sequences: Tensor
     starts: Tensor
-    count: int  # of tiles
+    count: int  # of tiles, or a bound of it
     tokens: int  # of a tile
 
 
-@triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=HOST_ARRAYS)
+@triton.jit(do_not_specialize=["sequences", "slices"], do_not_specialize_on_alignment=HOST_ARRAYS)
 def slice_kernel(
     query_starts,
     long_slices,
     tile_starts,
     sequences,
+    slices,
     TOKENS: tl.constexpr,
     LEAST_LENGTH: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """List the slices of at least LEAST_LENGTH tokens and their first tiles. There is only one program."""
+    """List the slices of at least LEAST_LENGTH tokens, at most `slices`, and their first tiles, in one program."""
     listed = 0
     tiles = 0
     for start in range(0, sequences, AT_ONCE):
@@ -59,7 +60,9 @@ def slice_kernel(
         tl.store(tile_starts + at, tiles + tl.cumsum(counts, 0) - counts, mask=is_long)
         listed += tl.sum(is_long.to(tl.int32), 0)
         tiles += tl.sum(counts, 0)
-    tl.store(tile_starts + listed, tiles)
+    for start in range(listed, slices + 1, AT_ONCE):
+        at = start + tl.arange(0, AT_ONCE)
+        tl.store(tile_starts + at, tiles, mask=at <= slices)
 
 
 def tile_slices(state: ForwardState, tokens: int, least_length: int, at_once: int = _AT_ONCE) -> SliceTiles:
@@ -77,6 +80,7 @@ def tile_slices(state: ForwardState, tokens: int, least_length: int, at_once: in
         sequences,
         starts,
         len(lengths),
+        len(long),
         TOKENS=tokens,
         LEAST_LENGTH=least_length,
         AT_ONCE=at_once,

@@ -13,6 +13,7 @@ from tiercel.engine.memory.capacity import step_tokens
 from tiercel.engine.models.base import Model
 from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.graphs import StaticInputs, graph_sizes, wants_graphs
+from tiercel.engine.step.mixed_graphs import MixedInputs, mixed_sizes
 from tiercel.engine.step.tables import DeviceTables
 from tiercel.errors import ConfigError
 from tiercel.kvcache.store.arena import open_arena
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 _MARGIN_SHARE = 0.1  # of a step: the allocator rounds up, and free memory is fragmented
 _MARGIN_BYTES = 128 * MIB  # for kernels and workspaces that are loaded while serving
 _GRAPH_BYTES = 16 * MIB  # allowance for the driver's part of one CUDA graph, beside the memory that all graphs share
-_WORKSPACE_BYTES = 32 * MIB  # of cuBLAS for the stream that records, on Hopper; an allowance on other devices
+_WORKSPACE_BYTES = 32 * MIB  # of cuBLAS for a stream that records, on Hopper; an allowance on other devices
 _ALL_FEATURES = SamplingParams(
     temperature=1.0,
     top_p=0.9,
@@ -86,9 +87,10 @@ def measure_footprint(
     """Run the largest steps once and return the peak of their memory.
 
     Two steps are the largest: one with as many sequences as may run at once, all with every sampling feature, and one
-    with a single prompt at the end of the longest context. CUDA graphs keep the memory of a decode of their largest
-    size, their inputs, a workspace, and an allowance for each graph. The runner keeps the block tables of its rows.
-    Cost:    three forwards; nothing on the CPU, where pages are allocated when they are first written.
+    with a single prompt at the end of the longest context. CUDA graphs keep the memory of a decode and of a mixed step
+    of their largest sizes, their inputs, two workspaces, and an allowance for each graph. The runner keeps the block
+    tables of its rows.
+    Cost:    four forwards; nothing on the CPU, where pages are allocated when they are first written.
     Effects: KV goes to the null block of an arena made for the purpose. The sampler's rows are filled, and what it
              keeps for penalties is allocated now: it need not be found later.
     Errors:  ConfigError if such a step does not fit beside the weights.
@@ -100,6 +102,7 @@ def measure_footprint(
     seqs = settings.sequences
     chunk = min(tokens, longest)
     sizes = graph_sizes(seqs) if wants_graphs(settings, model) else ()
+    mixed = mixed_sizes(tokens) if sizes else ()
     free = device.free_bytes()
     trial = _FootprintTrial(model, sampler, open_arena(spec, 0, place).kv, device, lane)
     try:
@@ -107,6 +110,7 @@ def measure_footprint(
         crowd = trial.peak_bytes(TrialStep(seqs, min(tokens, seqs * longest)))
         prompt = trial.peak_bytes(TrialStep(1, chunk, longest - chunk))
         decode = trial.peak_bytes(TrialStep(sizes[-1], sizes[-1])) if sizes else 0
+        small = trial.peak_bytes(TrialStep(1, min(mixed[-1], longest))) if mixed else 0
     except (RuntimeError, MemoryError) as exc:
         if not is_shortage(exc):
             raise
@@ -120,16 +124,17 @@ def measure_footprint(
         del trial
         device.give_back_cached()
     max_blocks = -(-longest // spec.block_size)
-    graphs = decode + _graph_bytes(sizes, max_blocks) if sizes else 0
+    graphs = decode + small + _graph_bytes(sizes, mixed, seqs, max_blocks) if sizes else 0
     tables = DeviceTables.open(seqs + 1, max_blocks, torch.device("meta"))
     found = Footprint(max(crowd, prompt), graphs, tables.nbytes)
     log.info(
-        "footprint crowd_bytes=%d prompt_bytes=%d decode_bytes=%d graphs=%d graph_bytes=%d table_bytes=%d "
-        "reserved_bytes=%d",
+        "footprint crowd_bytes=%d prompt_bytes=%d decode_bytes=%d mixed_bytes=%d graphs=%d graph_bytes=%d "
+        "table_bytes=%d reserved_bytes=%d",
         crowd,
         prompt,
         decode,
-        len(sizes),
+        small,
+        len(sizes) + len(mixed),
         found.graph_bytes,
         found.table_bytes,
         found.reserved_bytes,
@@ -137,10 +142,12 @@ def measure_footprint(
     return found
 
 
-def _graph_bytes(sizes: tuple[int, ...], max_blocks: int) -> int:
-    """Return the bytes of graphs of these sizes, without the memory that their decodes compute in."""
-    inputs = StaticInputs.open(sizes[-1], max_blocks, torch.device("meta"))
-    return inputs.nbytes + _WORKSPACE_BYTES + len(sizes) * _GRAPH_BYTES
+def _graph_bytes(sizes: tuple[int, ...], mixed: tuple[int, ...], seqs: int, max_blocks: int) -> int:
+    """Return the bytes of graphs of decodes and of mixed steps, without the memory that their forwards compute in."""
+    meta = torch.device("meta")
+    inputs = StaticInputs.open(sizes[-1], max_blocks, meta).nbytes
+    inputs += MixedInputs.open(mixed[-1], seqs + 1, max_blocks, meta).nbytes
+    return inputs + 2 * _WORKSPACE_BYTES + (len(sizes) + len(mixed)) * _GRAPH_BYTES
 
 
 class _FootprintTrial:

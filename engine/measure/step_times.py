@@ -19,7 +19,7 @@ from tiercel.engine.measure.stored_times import StoredTimes, open_times_file, re
 from tiercel.engine.memory.capacity import step_tokens
 from tiercel.engine.models.base import Model
 from tiercel.engine.step.graphs import DecodeGraphs
-from tiercel.engine.step.inputs import BatchInputs
+from tiercel.engine.step.mixed_graphs import MixedGraphs, trial_batch
 from tiercel.engine.step.staging import Staging, open_staging
 from tiercel.engine.step.tables import DeviceTables
 from tiercel.errors import DeviceError
@@ -47,16 +47,18 @@ def open_step_times(
     capacity: Capacity,
     graphs: DecodeGraphs | None = None,
     staging: Staging | None = None,
+    mixed: MixedGraphs | None = None,
 ) -> StepTimes:
     """Return the table for the limits of this engine, from the cache folder and from measurements within the budget.
 
-    `graphs`: the graphs that decodes run in, recorded on `kv`. `staging`: see `TrialForward`.
+    `graphs` and `mixed`: the graphs that decodes and small mixed steps run in, recorded on `kv`. `staging`: see
+    `TrialForward`.
     """
     limits = limits_of(settings, model, device, capacity)
-    recorded = () if graphs is None else graphs.sizes
+    recorded = (() if graphs is None else graphs.sizes, () if mixed is None else mixed.sizes)
     facts = (*machine_facts(settings, model, spec, device), repr(limits), repr(recorded))
     file = open_times_file(settings.cache_folder, facts)
-    trial = TrialForward(model, kv, spec, lane, clock, graphs, staging)
+    trial = TrialForward(model, kv, spec, lane, clock, graphs, staging, mixed)
     return measure_step_times(trial, clock, limits, settings.calibration_s, file)
 
 
@@ -136,11 +138,13 @@ class TrialForward:
         clock: Clock,
         graphs: DecodeGraphs | None = None,
         staging: Staging | None = None,
+        mixed: MixedGraphs | None = None,
     ) -> None:
         """`staging`: of the lane; by default one without kernels."""
         self._model = model
         self._like = kv
         self._graphs = graphs
+        self._mixed = mixed
         self._staging = staging or open_staging(kv.device, lane)
         self._block_size = spec.block_size
         self._slots = max(1, min(_ARENA_BYTES // spec.block_bytes, kv.shape[0]))
@@ -179,25 +183,31 @@ class TrialForward:
 
     def _replay_of(self, slices: Slices) -> Callable[[], Tensor] | None:
         """Return a job that runs the step in its graph; None if it has none."""
-        graphs, block_size = self._graphs, self._block_size
-        if graphs is None or any(length > 1 for length in slices.lengths):
+        graphs, mixed, model = self._graphs, self._mixed, self._model
+        if graphs is None and mixed is None:
             return None
-        starts = np.array(slices.starts, np.int64)
-        tables = _scattered(len(starts), -(-int(starts.max() + 1) // block_size), self._like.shape[0])
-        tokens = spread_tokens(len(starts), self._model.vocab_size)
-        batch = BatchInputs.of_decodes(starts, tables.shape[1], tokens.numpy())
-        size = graphs.size_of(batch)
-        if size is None:
-            return None
-
+        starts, lengths = np.array(slices.starts, np.int64), np.array(slices.lengths, np.int64)
+        tables = _scattered(len(starts), -(-int((starts + lengths).max()) // self._block_size), self._like.shape[0])
+        tokens = spread_tokens(int(lengths.sum()), model.vocab_size)
+        batch = trial_batch(starts, lengths, tables.shape[1], tokens.numpy())
+        rows = None if graphs is None else graphs.size_of(batch)
+        size = None if mixed is None else mixed.size_of(batch)
         on_device = DeviceTables(tables.to(self._like.device))
 
         @torch.inference_mode()
-        def replay() -> Tensor:
-            logits, *_ = graphs.run_no_sync(batch, size, self._staging, on_device)
-            return logits.max(dim=-1).values
+        def replay_decode() -> Tensor:
+            assert graphs is not None and rows is not None
+            return graphs.run_no_sync(batch, rows, self._staging, on_device)[0].max(dim=-1).values
 
-        return replay
+        @torch.inference_mode()
+        def replay_mixed() -> Tensor:
+            assert mixed is not None and size is not None
+            hidden, sample_at, *_ = mixed.run_no_sync(batch, size, self._staging, on_device)
+            return model.logits(hidden.index_select(0, sample_at)).max(dim=-1).values
+
+        if rows is not None:
+            return replay_decode
+        return None if size is None else replay_mixed
 
     def _forward_of(self, slices: Slices) -> Callable[[], Tensor]:
         """Return a job that runs the step. It writes slot 0 and reads blocks all over the arena."""

@@ -77,34 +77,6 @@ class BatchInputs:
         """Whether every slice has one token and samples. The arrays of tokens and of sampling slices are then equal."""
         return len(self.tokens) == len(self.slice_seqs) == len(self.sample_at)
 
-    @classmethod
-    def of_decodes(cls, starts: NDArray[np.int64], num_blocks: int, tokens: NDArray[np.int64]) -> "BatchInputs":
-        """Return decodes for measuring that write the null block, and read the first rows of `DeviceTables`.
-
-        Shapes: starts and tokens [S].
-        """
-        count = len(starts)
-        at, zeros = np.arange(count), np.zeros(count, np.int64)
-        return cls(
-            tokens=tokens,
-            is_unknown=np.zeros(count, np.bool_),
-            token_rows=at,
-            token_positions=starts,
-            slot_ids=zeros,
-            slot_offsets=zeros,
-            query_starts=_starts(np.ones(count, np.int64)),
-            context_lengths=(starts + 1).astype(np.int32),
-            slice_rows=at,
-            num_blocks=num_blocks,
-            block_tables=None,
-            sample_at=at,
-            rows=at,
-            positions=starts + 1,
-            output_index=zeros,
-            seqs=tuple(map(SeqId, range(count))),
-            slice_seqs=tuple(map(SeqId, range(count))),
-        )
-
     def without(self, gone: frozenset[SeqId]) -> "BatchInputs | None":
         """Return the batch without the slices of these sequences; None if no slice is left."""
         kept = np.array([seq not in gone for seq in self.slice_seqs])

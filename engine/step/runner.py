@@ -21,6 +21,7 @@ from tiercel.engine.step.graphs import DecodeGraphs
 from tiercel.engine.step.held import Drawn, HeldDraw, HeldStep, SampledRows
 from tiercel.engine.step.inputs import BatchInputs, SequenceReader, build_inputs
 from tiercel.engine.step.last_tokens import LastTokens
+from tiercel.engine.step.mixed_graphs import FinalStates, MixedGraphs
 from tiercel.engine.step.prompt_reads import ReadStates, read_states_no_sync
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.staging import Staging, open_staging
@@ -175,9 +176,10 @@ class Runner:
         graphs: DecodeGraphs | None = None,
         grammars: GrammarsByText | None = None,
         holds: bool | None = None,
+        mixed: MixedGraphs | None = None,
     ) -> None:
         """`graphs`: recorded on the same model, arena, rows and lane. `holds`: whether rows with grammars are held; by
-        default on devices other than the CPU."""
+        default on devices other than the CPU. `mixed`: recorded with the last tokens of `graphs`."""
         self._clock = clock or MonotonicClock()
         self._model = model
         self._kv = kv
@@ -192,6 +194,7 @@ class Runner:
         last = torch.zeros(max_rows, dtype=torch.int64, device=kv.device) if graphs is None else graphs.last_tokens
         self._last_tokens = LastTokens(last, self._staging)
         self._graphs = graphs
+        self._mixed = mixed
         # A device that reads host memory directly gets the tables of a step with its other arrays, except for graphs.
         has_tables = graphs is not None or not self._staging.is_direct
         self._tables = DeviceTables.open(max_rows, max_blocks, kv.device) if has_tables else None
@@ -305,14 +308,25 @@ class Runner:
         return Forward(logits, rows, draws, [])
 
     def _forward(self, batch: BatchInputs, plan: DrawPlan) -> Forward:
-        """Run a nano-batch, launched kernel by kernel."""
-        on_device = batch.upload_no_sync(self._staging, self._tables, plan.draws)
-        tokens = self._last_tokens.fill_no_sync(batch, on_device)
-        hidden = self._model.forward(tokens, self._kv, on_device.state)
-        sampling = hidden if batch.is_decode else hidden.index_select(0, on_device.sample_at)
+        """Run a nano-batch of which the head is launched singly."""
+        hidden, sample_at, rows, draws = self._states(batch, plan)
+        sampling = hidden if len(hidden) == len(batch.sample_at) else hidden.index_select(0, sample_at)
         read = (
             read_states_no_sync(hidden, batch.reads, self._model.logits, self._model.vocab_size, self._staging)
             if batch.reads
             else []
         )
-        return Forward(self._model.logits(sampling), on_device.rows, on_device.draws, read)
+        return Forward(self._model.logits(sampling), rows, draws, read)
+
+    def _states(self, batch: BatchInputs, plan: DrawPlan) -> FinalStates:
+        """Run a nano-batch without its head, in a graph or launched kernel by kernel.
+
+        In a graph, states of padding follow those of the batch.
+        """
+        size = None if self._mixed is None else self._mixed.size_of(batch)
+        if self._mixed is not None and self._tables is not None and size is not None:
+            return self._mixed.run_no_sync(batch, size, self._staging, self._tables, plan.draws)
+        on_device = batch.upload_no_sync(self._staging, self._tables, plan.draws)
+        tokens = self._last_tokens.fill_no_sync(batch, on_device)
+        hidden = self._model.forward(tokens, self._kv, on_device.state)
+        return FinalStates(hidden, on_device.sample_at, on_device.rows, on_device.draws)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ from tiercel.engine.models.config import ConfigFields, parse_decoder
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.precision import Precision
+from tiercel.engine.models.quantization_scheme import choose_scheme
 from tiercel.engine.models.weights import fill_dummy
 from tiercel.engine.sampling import Sampler
 from tiercel.engine.sampling.sampler import DrawKernel
 from tiercel.engine.step.graphs import DecodeGraphs, graph_sizes, record_graphs
+from tiercel.engine.step.mixed_graphs import MixedGraphs, record_mixed_graphs
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import DeviceFlight, Runner
 from tiercel.engine.step.staging import Carrier, HostRing, KernelCarrier, Staging
@@ -33,6 +36,7 @@ from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.prompt_lookup import PromptLookup
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.step_limits import StepLimits
+from tiercel.settings import Quantization
 from tiercel.wire import Abort
 
 VOCAB = 11
@@ -59,7 +63,7 @@ class FakeRecorder:
     """`capacity`: the number of recordings that succeed."""
 
     def __init__(self, capacity: int = 1000) -> None:
-        self.memory = torch.zeros(1000)
+        self.memory = torch.zeros(1 << 16)
         self.recorded: list[tuple[int, ...]] = []  # shapes, in order
         self.replays = 0
         self._room = capacity
@@ -91,6 +95,7 @@ class WeighedSum:
         kv[state.slot_ids, 0, state.slot_offsets, 0] = torch.stack((tokens, state.positions), -1).float()
         order = torch.arange(len(tokens), dtype=torch.int32, device=kv.device)
         sequence = torch.searchsorted(state.device_query_starts, order, right=True) - 1
+        sequence = sequence.clamp(max=len(state.device_context_lengths) - 1)  # tokens of no sequence are padding
         rows = kv[:, 0, :, 0].index_select(0, state.block_tables.flatten()).view(len(state.block_tables), -1, 2)
         at = torch.arange(rows.shape[1], device=kv.device)
         weighed = torch.where(at < state.device_context_lengths[:, None], (rows[..., 0] + 1) * (rows[..., 1] + 1), 0)
@@ -124,7 +129,8 @@ class GraphBench(Bench):
     def __init__(
         self, recorder: GraphRecorder | None, device: Device, *, depth: int, seqs: int, tokens: int, blocks: int,
         splits: bool, lookup: PromptLookup | None = None, lookup_tokens: int = 0, lane: Lane | None = None,
-        holds: bool | None = None, carrier: Carrier | None = None,
+        holds: bool | None = None, carrier: Carrier | None = None, mixed_sizes: tuple[int, ...] = (),
+        mixed_recorder: GraphRecorder | None = None,
     ) -> None:  # fmt: skip
         super().__init__(blocks=blocks, depth=depth, seqs=seqs, tokens=tokens, lookup_tokens=lookup_tokens)
         torch_device = torch.device(device.name)
@@ -139,12 +145,14 @@ class GraphBench(Bench):
         graphs = recorder and record(WeighedSum(), kv, rows, self.lane, recorder, graph_sizes(seqs))
         self.sizes = () if graphs is None else graphs.sizes
         self.grammars = GrammarsAtOnce()
+        self.eager = WeighedSum()  # counts the forwards that are launched kernel by kernel
         runner = Runner(
-            *(WeighedSum(), kv, sampler, self.lane, rows, self.book, tuple(END)),
+            *(self.eager, kv, sampler, self.lane, rows, self.book, tuple(END)),
             staging=staging,
             graphs=graphs,
             grammars=self.grammars,
             holds=holds,
+            mixed=record_mixed(WeighedSum(), kv, graphs, rows, self.lane, mixed_recorder or recorder, mixed_sizes),
         )
         splitter = RandomSplitter() if splits else None
         planner = Planner(self.book, StepLimits(seqs, tokens), splitter=splitter, lookup=lookup)
@@ -171,7 +179,7 @@ class GraphBench(Bench):
 
 
 class StepBench:
-    """A runner of a few sequences; sequence n has row n - 1 and two blocks of its own."""
+    """A runner of a few sequences; sequence n has row n - 1 and some blocks of its own, by default two."""
 
     def __init__(
         self,
@@ -183,12 +191,14 @@ class StepBench:
         sizes: tuple[int, ...] | None = None,
         kernel: DrawKernel | None = None,
         carrier: Carrier | None = None,
+        mixed_sizes: tuple[int, ...] = (),
+        blocks: int = 2,
     ) -> None:
         """`kernel`: of the sampler; by default it has none. `carrier`: by default copies on the CPU, else kernels."""
         torch_device = torch.device(device)
-        shape = (2 * sequences + 1, model.layers, 4, model.kv_heads, 2 * model.head_dim)
+        shape = (blocks * sequences + 1, model.layers, 4, model.kv_heads, 2 * model.head_dim)
         self.kv = torch.zeros(shape, device=torch_device)
-        rows = RowBook(sequences, 2)
+        rows = RowBook(sequences, blocks)
         self._sequences: dict[SeqId, SequenceProgress] = {}
         if carrier is None and device != "cpu":
             carrier = KernelCarrier()
@@ -199,20 +209,28 @@ class StepBench:
         graphs = None
         if recorder is not None:
             graphs = record(model, self.kv, rows, lane, recorder, sizes or graph_sizes(sequences))
-        self.runner = Runner(model, self.kv, sampler, lane, rows, self._sequences, (), staging=staging, graphs=graphs)
+        mixed = record_mixed(model, self.kv, graphs, rows, lane, recorder, mixed_sizes)
+        self.runner = Runner(
+            *(model, self.kv, sampler, lane, rows, self._sequences, ()), staging=staging, graphs=graphs, mixed=mixed
+        )
         self._steps = 0
 
     def prefill(self, prompts: list[list[int]], params: SamplingParams) -> DeviceFlight:
         """Launch the first step of these prompts."""
+        self.open(prompts, params)
         updates: list[TableUpdate] = []
         slices: list[Slice] = []
         for number, prompt in enumerate(prompts, start=1):
             seq = SeqId(number)
-            request = Request(id=seq, prompt=pack_tokens(prompt), params=params, arrival_s=0.0)
-            self._sequences[seq] = SequenceProgress(request, (0.0,), 8)
             updates.append(TableUpdate(seq, 0, (SlotId(2 * number), SlotId(2 * number - 1))))
             slices.append(Slice(seq, 0, len(prompt), True))
         return self.launch(slices, tuple(updates))
+
+    def open(self, prompts: list[list[int]], params: SamplingParams) -> None:
+        """Make the sequences of these prompts known."""
+        for number, prompt in enumerate(prompts, start=1):
+            request = Request(id=SeqId(number), prompt=pack_tokens(prompt), params=params, arrival_s=0.0)
+            self._sequences[SeqId(number)] = SequenceProgress(request, (0.0,), 8)
 
     def decode(self, start_by_number: dict[int, int]) -> DeviceFlight:
         """Launch a decode of sequences with these numbers of computed tokens. Their book does not get the result."""
@@ -231,15 +249,41 @@ def record(
     return record_graphs(model, kv, *rows.tables.shape, lane, recorder, sizes, lambda done, total: None)
 
 
-def small_decoder(ops: Ops, device: str, *, fills: bool = True) -> Decoder:
-    """Return a decoder of one layer, with random weights if it is to be filled here."""
+def record_mixed(
+    model: Model,
+    kv: Tensor,
+    graphs: DecodeGraphs | None,
+    rows: RowBook,
+    lane: Lane,
+    recorder: GraphRecorder | None,
+    sizes: tuple[int, ...],
+) -> MixedGraphs | None:
+    """Record graphs of mixed steps beside those of decodes; None without sizes."""
+    if not sizes:
+        return None
+    assert graphs is not None and recorder is not None
+    max_blocks = rows.tables.shape[1]
+    mixed = record_mixed_graphs(
+        *(model, kv, graphs.last_tokens, max_blocks, lane, recorder, sizes), lambda done, total: None
+    )
+    assert mixed is not None
+    return mixed
+
+
+def small_decoder(
+    ops: Ops, device: str, quantization: Quantization = "auto", layers: int = 1, *, fills: bool = True
+) -> Decoder:
+    """Return a decoder, quantised on request, with random weights if it is to be filled here."""
     fields = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
-        "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "intermediate_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 16, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
     }  # fmt: skip
-    config = parse_decoder(ConfigFields(fields, "config.json"))
-    model = Decoder(config, ops, Precision.of(torch.float32), torch.device(device))
+    found = ConfigFields(fields, "config.json")
+    precision = replace(Precision.of(torch.float32), scheme=choose_scheme(quantization, found))
+    model = Decoder(parse_decoder(found), ops, precision, torch.device(device))
     if fills:
         fill_dummy(dict(model.targets()), 3)
+        if precision.scheme is not None:
+            model.pack()
     return model

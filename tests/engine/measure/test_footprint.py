@@ -14,6 +14,7 @@ from tiercel.engine.memory.capacity import show_arithmetic, size_pool
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.sampling import Sampled, Sampler
 from tiercel.engine.step.graphs import StaticInputs
+from tiercel.engine.step.mixed_graphs import MixedInputs
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec
@@ -98,27 +99,31 @@ def measure(
 
 
 def test_the_largest_steps_are_run_on_the_null_block_and_drawn_from() -> None:
-    device, model = ScriptedDevice(500 * MIB, 800 * MIB, 100 * MIB), Watched()
+    device, model = ScriptedDevice(500 * MIB, 800 * MIB, 100 * MIB, 40 * MIB), Watched()
     found, sampler = measure(device, model, max_num_seqs=6, max_num_batched_tokens=64)
-    crowd, prompt, decode = model.steps
+    crowd, prompt, decode, mixed = model.steps
     assert len(crowd) == 6 and sum(end - start for start, end in crowd) == 64 and {start for start, _ in crowd} == {0}
     assert prompt == [(936, 1000)]
     assert decode == [(0, 1)] * 6
-    assert model.heads == sampler.sampled == [6, 1, 6]
+    assert mixed == [(0, 64)]
+    assert model.heads == sampler.sampled == [6, 1, 6, 1]
     assert found.step_bytes == 800 * MIB
     inputs = StaticInputs.open(6, 63, HERE)  # 63 blocks of 16 tokens hold the longest context
-    inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in (inputs.buffer, inputs.starts, inputs.tables))
-    assert inputs_bytes > 6 * 63 * 8  # block tables
-    assert found.graph_bytes == 100 * MIB + inputs_bytes + 32 * MIB + 4 * 16 * MIB  # for 1, 2, 4 and 6 rows
+    small = MixedInputs.open(64, 7, 63, HERE)  # one suspect is admitted beyond the limit
+    tensors = (inputs.buffer, inputs.starts, inputs.tables, small.buffer, small.tables)
+    inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    assert inputs_bytes > (6 + 8) * 63 * 8  # block tables
+    # Graphs of 1, 2, 4 and 6 rows, and of 16, 32 and 64 tokens.
+    assert found.graph_bytes == 140 * MIB + inputs_bytes + 2 * 32 * MIB + (4 + 3) * 16 * MIB
     assert found.table_bytes == 7 * 63 * 8  # of the rows of the runner
     assert found.reserved_bytes == 800 * MIB + found.graph_bytes + found.table_bytes + 80 * MIB + 128 * MIB
     # Memory that a step left in torch's cache counts neither for the next step nor for the pool.
-    assert device.calls == ["give back", "reset", "peak"] * 3 + ["give back"]
+    assert device.calls == ["give back", "reset", "peak"] * 4 + ["give back"]
 
 
 def test_a_context_shorter_than_a_step_bounds_its_slices() -> None:
     model = Watched()
-    measure(ScriptedDevice(1, 1, 1), model, max_num_seqs=3, max_num_batched_tokens=512, max_model_len=100)
+    measure(ScriptedDevice(1, 1, 1, 1), model, max_num_seqs=3, max_num_batched_tokens=512, max_model_len=100)
     assert model.steps[:2] == [[(0, 100)] * 3, [(0, 100)]]
 
 

@@ -13,17 +13,19 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from tests.engine.recording import FakeRecorder, WeighedSum
 from tiercel.clock import ManualClock
 from tiercel.device.cpu import CpuDevice, InlineLane
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.measure.cache_file import CacheFile
 from tiercel.engine.measure.machine_facts import machine_facts
-from tiercel.engine.measure.step_grid import GridLimits, StepGrid, StepShape
+from tiercel.engine.measure.step_grid import GridLimits, Slices, StepGrid, StepShape
 from tiercel.engine.measure.step_times import TrialForward, measure_step_times, open_step_times, open_trial_arena
 from tiercel.engine.measure.stored_times import StoredTimes, open_times_file, read_times, write_times
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.native.library import load_library
 from tiercel.engine.step.graphs import graph_sizes, record_graphs
+from tiercel.engine.step.mixed_graphs import mixed_sizes, record_mixed_graphs
 from tiercel.errors import DeviceError
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.settings import EngineSettings
@@ -316,6 +318,25 @@ def test_decodes_that_run_in_graphs_are_measured_in_them() -> None:
                 assert at(times, StepShape(0, decodes, context)) == pytest.approx(in_graph, rel=1e-3)
     assert at(times, StepShape(0, 64, 0)) == pytest.approx(expected_ms(StepShape(0, 64, 0)), rel=1e-3)
     assert at(times, StepShape(256, 16, 0)) == pytest.approx(expected_ms(StepShape(256, 16, 0)), rel=1e-3)
+
+
+def test_small_mixed_steps_are_measured_in_their_graphs() -> None:
+    class Model(WeighedSum):
+        max_model_len = 4096
+
+    model, recorder = Model(), FakeRecorder()
+    kv = torch.zeros(40, 1, 16, 1, 2)
+    last_tokens = torch.zeros(9, dtype=torch.int64)
+    mixed = record_mixed_graphs(
+        *(model, kv, last_tokens, 256, InlineLane(), recorder, mixed_sizes(64)), lambda done, total: None
+    )
+    spec = KVSpec(layers=1, kv_heads=1, head_dim=1, block_size=16, dtype="float32")
+    trial = TrialForward(model, kv, spec, InlineLane(), ManualClock(), mixed=mixed)
+    trial.fastest_ms(Slices(lengths=(60, 1, 1), starts=(0, 20, 7)), 1.0)
+    assert recorder.replays > 0
+    recorder.replays = 0
+    trial.fastest_ms(Slices(lengths=(70, 1, 1), starts=(0, 20, 7)), 1.0)
+    assert recorder.replays == 0
 
 
 def test_starts_with_and_without_graphs_have_different_files(tmp_path: Path) -> None:

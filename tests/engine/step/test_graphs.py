@@ -27,6 +27,7 @@ from tiercel.device.pinned import PinnedMemory
 from tiercel.engine.assembly import assemble
 from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.step.graphs import MAX_GRAPH_ROWS, graph_sizes, record_graphs
+from tiercel.engine.step.mixed_graphs import mixed_sizes
 from tiercel.engine.step.staging import KernelCarrier
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome
@@ -283,6 +284,7 @@ def test_nothing_is_locked_beside_a_recording(tmp_path: Path) -> None:
         time.sleep(0.001)
     engine.close()
     assert done[-3:] == ["recorded", "recorded", "locked"]
+    assert done.count("recorded") == 2 + len(mixed_sizes(256))
 
 
 @pytest.mark.parametrize(
@@ -299,9 +301,13 @@ def test_graphs_are_recorded_at_the_start_if_possible_and_wanted(
     model.is_capturable = is_capturable
     engine = assemble(settings, model, device, outbox, MonotonicClock())  # type: ignore[arg-type]
     reported = [message.stage for message in outbox.messages if isinstance(message, Loading)]
-    wanted = [f"recording CUDA graphs {done} of {len(sizes)}" for done in range(len(sizes))]
-    assert [stage for stage in reported if "graphs" in stage] == wanted
-    assert [size for size, _ in reversed(device.recorder.recorded)] == list(sizes)
+    tokens = mixed_sizes(256) if sizes else ()  # the default budget on a CPU
+    count = len(sizes) + len(tokens)
+    assert [stage for stage in reported if "graphs" in stage] == [
+        f"recording CUDA graphs {done} of {count}" for done in range(count)
+    ]
+    recorded = [(size, VOCAB) for size in reversed(sizes)] + [(size, 1) for size in reversed(tokens)]
+    assert device.recorder.recorded == recorded
     assert (device.recorder.replays > 0) == bool(sizes)  # step times are measured in the graphs
     device.recorder.replays = 0
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
