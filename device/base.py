@@ -7,6 +7,7 @@ from tiercel.clock import Clock
 
 if TYPE_CHECKING:  # these import torch or numpy, which the simulated device lives without
     from tiercel.device.extents import Extents
+    from tiercel.device.fork import Fork
     from tiercel.device.graph import GraphRecorder
     from tiercel.device.timer import Timer
 
@@ -133,6 +134,10 @@ class Device(Protocol):
 
     def open_recorder(self) -> "GraphRecorder | None":
         """Open a recorder of CUDA graphs; None on a device without them."""
+        ...
+
+    def open_fork(self) -> "Fork | None":
+        """Open a second queue beside a lane or a recording; None on a device without one."""
         ...
 
     def pin(self, address: int, size: int, block_bytes: int) -> Pinned:

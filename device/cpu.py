@@ -197,6 +197,9 @@ class CpuDevice:
     def open_copy_lane(self) -> InlineLane:
         return InlineLane()
 
+    def open_fork(self) -> None:
+        """Return None: the lane's threads have all cores."""
+
     def open_recorder(self) -> None:
         return None
 

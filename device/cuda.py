@@ -12,6 +12,7 @@ from tiercel.device import memory
 from tiercel.device.base import Mark
 from tiercel.device.cuda_copy import CudaCopyLane, Stream
 from tiercel.device.cuda_driver import CudaDriver
+from tiercel.device.fork import CudaFork
 from tiercel.device.graph import CudaGraphRecorder
 from tiercel.device.pinned import SLAB_BYTES, PinnedMemory
 from tiercel.device.shortage import is_shortage
@@ -159,6 +160,9 @@ class CudaDevice:
 
     def open_recorder(self) -> CudaGraphRecorder:
         return CudaGraphRecorder(torch.cuda.Stream(priority=_COMPUTE_PRIORITY), torch.cuda.graph_pool_handle())
+
+    def open_fork(self) -> CudaFork:
+        return CudaFork(torch.cuda.Stream(priority=_COMPUTE_PRIORITY))
 
     def pin(self, address: int, size: int, block_bytes: int) -> PinnedMemory:
         """Prepare to lock host memory in slabs of 1 GiB (or of `slab_bytes`), rounded down to whole blocks."""

@@ -20,6 +20,7 @@ from tiercel.engine.measure.decode_choice import measure_decodes
 from tiercel.engine.measure.dense_choice import route_products
 from tiercel.engine.measure.footprint import measure_footprint
 from tiercel.engine.measure.machine_facts import machine_facts
+from tiercel.engine.measure.overlap_search import open_overlap
 from tiercel.engine.measure.product_choice import open_product_choice
 from tiercel.engine.measure.rate_book import RateBook
 from tiercel.engine.measure.rates import measure_rates
@@ -41,6 +42,7 @@ from tiercel.engine.sampling import open_sampler
 from tiercel.engine.steering import Steering, daily_blocks, policy_of, step_limits
 from tiercel.engine.step.flight import StepRunner
 from tiercel.engine.step.graphs import DecodeGraphs, graph_sizes, record_graphs, wants_graphs
+from tiercel.engine.step.halves import Overlap
 from tiercel.engine.step.memory_relief import MemoryRelief
 from tiercel.engine.step.mixed_graphs import MixedGraphs, mixed_sizes, record_mixed_graphs
 from tiercel.engine.step.rows import RowBook
@@ -241,7 +243,11 @@ def assemble(
         *(attention, model, tiers.device.kv, settings.block_size, device, lane, clock, settings.sequences),
         has_graphs=wants_graphs(settings, model),
     )
-    graphs, mixed = _record_graphs(settings, model, tiers.device.kv, max_rows, max_blocks, device, lane, mailbox, clock)
+    overlap = open_overlap(settings, model, spec, device)
+    graphs, mixed = _record_graphs(
+        settings, model, tiers.device.kv, max_rows, max_blocks, device, lane, mailbox, clock, overlap
+    )
+    overlap = None if graphs is None else overlap
     times = open_step_times(
         settings, model, tiers.device.kv, spec, device, lane, clock, capacity, graphs, staging, mixed
     )
@@ -264,6 +270,7 @@ def assemble(
         graphs=graphs,
         grammars=grammars,
         mixed=mixed,
+        overlap=overlap,
     )
     device.give_back_cached()
     steering = Steering(book, planner, cache, settings, most_tokens, yields=yields)
@@ -306,6 +313,7 @@ def _record_graphs(
     lane: Lane,
     mailbox: Outbox,
     clock: Clock,
+    overlap: Overlap | None,
 ) -> tuple[DecodeGraphs | None, MixedGraphs | None]:
     """Record CUDA graphs of decodes and of small mixed steps.
 
@@ -325,7 +333,7 @@ def _record_graphs(
 
     mixed = None
     graphs = record_graphs(
-        *(model, kv, max_rows, max_blocks, lane, recorder, sizes), lambda done, _: report_progress(done)
+        *(model, kv, max_rows, max_blocks, lane, recorder, sizes), lambda done, _: report_progress(done), overlap
     )
     if graphs is not None:
         mixed = record_mixed_graphs(
@@ -338,6 +346,7 @@ def _record_graphs(
         return None, None
     taken_bytes, taken_s = free_bytes - device.free_bytes(), clock.now_s() - start_s
     log.info("graphs recorded rows=%s tokens=%s bytes=%d s=%.1f", graphs.sizes, mixed.sizes, taken_bytes, taken_s)
+    log.info("overlapping halves rows=%s steps=%s", graphs.halved, "by table" if overlap is not None else "none")
     return graphs, mixed
 
 

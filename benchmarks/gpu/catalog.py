@@ -35,7 +35,7 @@ SECTIONS = (
     Section("decode", "the engine at batch 1, 32, 256 against the serial bound", 45),
     Section("swap", "steps beside copies, and a preempted sequence back", 45),
     Section("streams", "64 streams over HTTP: time outside the model", 45),
-    Section("overlap", "half-batches beside each other, prefill beside decode, on disjoint processors", 35),
+    Section("overlap", "halves of steps as built; halves and prefill beside decode on disjoint processors", 35),
     Section("layout", "block-first against layer-first, block sizes, tiles", 30),
     Section("quantized", "weights of 4 and 8 bits beside bfloat16: steps, products, tiles", 120, is_extra=True),
     Section("disk", "the SSD tier through its own threads", 15),

@@ -1,14 +1,18 @@
-"""The gain of overlapping two parts of a step, measured on one layer before it is built.
+"""The gain of overlapping two parts of a step: as the engine does it, and of one layer on disjoint processors.
 
+Built: decodes in graphs and larger steps as two halves on two plain streams, through the engine's code, with some
+layers of the model. This decides whether `tiercel calibrate` is worth running for a model.
+
+Not built: two kinds of overlap on one layer, both on two plain streams and on disjoint processors (see `green`).
 Halves: the decode attention of one half-batch overlaps with the products of the other, twice per layer, compared with
-the whole batch without overlap. Prefill: a chunk of a prompt overlaps with decodes, compared with one mixed step. Both
-are run on two plain streams and on disjoint processors (see `green`). CUDA graphs of some layers are compared, or plain
-launches if the machine cannot record them.
+the whole batch without overlap. Prefill: a chunk of a prompt overlaps with decodes, compared with one mixed step. CUDA
+graphs of some layers are compared, or plain launches if the machine cannot record them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +20,26 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.bounds import LLAMA_3_8B
+from benchmarks.gpu.dummy import LLAMA_3_8B as LLAMA_FIELDS
+from benchmarks.gpu.dummy import write_model
 from benchmarks.gpu.green import SplitDevice, splits
 from benchmarks.gpu.kernels import processors
 from benchmarks.gpu.pool import Pool
 from benchmarks.gpu.timing import DEVICE, captured, elapsed_ms
+from tiercel.clock import MonotonicClock
+from tiercel.device.registry import open_device
+from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.triton import TritonAttention
+from tiercel.engine.measure.overlap_search import OverlapBench
+from tiercel.engine.models.base import kv_spec
+from tiercel.engine.models.registry import load_model
 from tiercel.errors import DeviceError
+from tiercel.settings import EngineSettings
 
 CONTEXT = 1280  # tokens of a decode: the middle of an answer of 512 tokens after a prompt of 1,024
 HALVES = ((512, 768), (512, 2048), (256, 256), (512, 1024))  # decodes, tokens of the step
 QUICK_HALVES = ((512, 768),)
+BUILT = ((512, 512), (256, 256), (512, 768), (256, 1024), (512, 1024), (512, 2048))  # decodes, tokens of the step
 PREFILLS = ((256, 2048), (512, 1024))  # decodes, tokens of the chunk
 BLOCK_SIZE = 16
 SLOTS = 8  # layers of one graph
@@ -69,7 +83,13 @@ class Layer:
 
 
 def run(bench: Bench) -> None:
-    """Figures `halves.DECODES_TOKENS.SPLIT`, `prefill.DECODES_TOKENS.SPLIT` (serial over overlapped), and the best."""
+    """Figures `built.DECODES_TOKENS`, `halves.DECODES_TOKENS.SPLIT`, `prefill.DECODES_TOKENS.SPLIT`, and the best.
+
+    All are serial over overlapped.
+    """
+    with bench.part("built"):
+        measure_built(bench, open_built(bench.folder), BUILT[::2] if bench.is_quick else BUILT)
+    torch.cuda.empty_cache()
     count = processors(DEVICE)
     most = max(decodes for decodes, _ in HALVES + PREFILLS) * CONTEXT
     layer = Layer(Pool(LLAMA_3_8B, most + 2 * 4096, LAYERS))
@@ -98,10 +118,41 @@ def run(bench: Bench) -> None:
 
             compare(bench, f"prefill.{decodes}_{tokens}", in_turns(together), apart, count)
     for kind in ("halves", "prefill"):
-        found = [figure for figure in bench.result.figures if figure.name.startswith(f"overlap.{kind}.")]
-        if found:
-            best = max(found, key=lambda figure: figure.value)
-            bench.record(f"{kind}_best", best.value, "x", at=best.name.removeprefix("overlap."))
+        record_best(bench, kind)
+
+
+def record_best(bench: Bench, kind: str) -> None:
+    """Record the best of the figures of a kind, if there are any."""
+    found = [figure for figure in bench.result.figures if figure.name.startswith(f"overlap.{kind}.")]
+    if found:
+        best = max(found, key=lambda figure: figure.value)
+        bench.record(f"{kind}_best", best.value, "x", at=best.name.removeprefix("overlap."))
+
+
+def open_built(folder: Path) -> OverlapBench:
+    """Open trial steps of some layers of Llama-3-8B with random weights, as `tiercel calibrate` runs them."""
+    model = write_model(folder / "overlap-model", {**LLAMA_FIELDS, "num_hidden_layers": LAYERS})
+    settings = EngineSettings(model=str(model), device="cuda", load_format="dummy")
+    device = open_device("cuda")
+    fork = device.open_fork()
+    assert fork is not None
+    attention = open_attention(settings.attention_backend, DEVICE, device.processors, device.capability)
+    loaded = load_model(settings, DEVICE, attention)
+    spec = kv_spec(loaded, settings.block_size)
+    slots = max(decodes for decodes, _ in BUILT) * -(-CONTEXT // settings.block_size)
+    trial = OverlapBench(loaded, spec, slots, device, fork, device.open_lane(), MonotonicClock())
+    device.give_back_cached()  # this also waits for the zeroing of the arena, which was not queued on the lane
+    return trial
+
+
+def measure_built(bench: Bench, trial: OverlapBench, shapes: Sequence[tuple[int, int]]) -> None:
+    """Measure the gain of steps of (decodes, tokens) as halves, and record the best."""
+    for decodes, tokens in shapes:
+        part = f"built.{decodes}_{tokens}"
+        if bench.has_time(part, 1.0):
+            with bench.part(part):
+                bench.record(part, trial.gain(tokens, decodes), "x", layers=LAYERS)
+    record_best(bench, "built")
 
 
 def compare(bench: Bench, name: str, serial: Job, pairs: Callable[[int], list[Pair]], count: int) -> None:

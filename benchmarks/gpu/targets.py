@@ -82,6 +82,7 @@ TARGETS = (
 )
 
 OVERLAP_LEAST = 1.15
+OVERLAP_BUILT = "overlap.built_best"
 OVERLAP_GATES = ("overlap.halves_best", "overlap.prefill_best")
 
 
@@ -91,22 +92,29 @@ def values_of(figures: Iterable[Figure]) -> dict[str, float]:
 
 
 def overlap_verdict(values: Mapping[str, float]) -> str:
-    """Return one line: whether overlapping two half-batches is worth building.
+    """Return one line: whether overlapping halves pay on this device, and how the answer is applied.
 
-    Plain streams hardly overlap, so a poor result with them alone is no reason against it.
+    The halves that are built decide. Those of one layer on disjoint processors tell whether to build that, too.
     """
-    known = {gate: values[gate] for gate in OVERLAP_GATES if gate in values}
+    known = {gate: values[gate] for gate in (OVERLAP_BUILT, *OVERLAP_GATES) if gate in values}
     if not known:
         return "overlap: not measured"
-    best = max(known, key=lambda gate: known[gate])
-    has_splits = any(name.startswith("overlap.") and name.endswith("_sm") for name in values)
-    word = "do not build it" if has_splits else "undecided, as processors were never split"
-    if known[best] >= OVERLAP_LEAST:
-        word = "build it"
     told = ", ".join(
         f"{gate.removeprefix('overlap.').removesuffix('_best')} {value:.2f}x" for gate, value in known.items()
     )
-    return f"overlap on one layer: {told}; from {OVERLAP_LEAST}x on it pays: {word}"
+    if OVERLAP_BUILT not in known:
+        word = "undecided, as the built halves were not measured"
+    elif known[OVERLAP_BUILT] >= OVERLAP_LEAST:
+        word = (
+            "yes: run `tiercel calibrate MODEL --device cuda` once for each model; each later start of it overlaps the "
+            "shapes that gain as much"
+        )
+    else:
+        word = "no: nothing to do, without a table no step overlaps"
+    apart = [gate for gate in OVERLAP_GATES if known.get(gate, 0.0) >= OVERLAP_LEAST]
+    if apart and known.get(OVERLAP_BUILT, 0.0) < OVERLAP_LEAST:
+        word += "; on disjoint processors it would pay: build that (decision 17)"
+    return f"overlap: {told}; from {OVERLAP_LEAST}x on it pays: {word}"
 
 
 BATCH_LEAST = 1.05

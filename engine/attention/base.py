@@ -28,7 +28,7 @@ class Attention(Protocol):
 class PagedReader(Protocol):
     """A backend that can also attend over keys and values that a kernel has already written to the cache."""
 
-    is_capturable: bool  # the launches of a decode depend on no length, so that a CUDA graph can hold them
+    is_capturable: bool  # launches depend on tokens and rows alone, so that a CUDA graph can hold them
 
     def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
         """Attend causally over the cache, which already holds the keys and values of this forward.

@@ -1,5 +1,7 @@
 """The portable GPU backend: paged attention kernels in Triton."""
 
+from collections import deque
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from torch import Tensor
@@ -13,6 +15,17 @@ from tiercel.engine.kernels.paged_store import store_rows
 from tiercel.engine.kernels.tiles import DECODE_FORM, DECODE_TILES, DecodeForm, Tile, choose_shares, choose_tile
 
 
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """Facts of a step that its first layer computes for all others."""
+
+    state: ForwardState
+    has_singles: bool  # any slice has one token
+    # by window, shares, tile and key heads
+    partition_by_kind: dict[tuple[int | None, int, Tile, int], Partition] = field(default_factory=dict)
+    tiles_by_tokens: dict[int, SliceTiles] = field(default_factory=dict)
+
+
 class TritonAttention:
     """Computes slices of one token with the decode kernel and longer slices with the prefill kernel.
 
@@ -22,7 +35,7 @@ class TritonAttention:
     no program for slices of one token.
 
     Facts of a step are cached by its state object: new lengths on the device, or the recording of a graph, come with a
-    new state.
+    new state. Two states are remembered, because the layers of two halves of a step may alternate.
     """
 
     is_capturable = True
@@ -39,10 +52,7 @@ class TritonAttention:
         self._prefill_tile = prefill_tile
         self._decode_tile = decode_tile
         self._form = form
-        self._state: ForwardState | None = None  # of the last step; the next three fields describe it
-        self._has_singles = False
-        self._partition_by_kind: dict[tuple[int | None, int, Tile, int], Partition] = {}  # see `_partition`
-        self._tiles_by_tokens: dict[int, SliceTiles] = {}
+        self._facts: deque[StepFacts] = deque(maxlen=2)  # of the last states
         self._kinds: set[tuple[object, ...]] = set()  # of layers whose decode kernel is compiled
 
     def attend(
@@ -58,35 +68,35 @@ class TritonAttention:
         # The decode kernel runs for the first step of every kind of layer, so that no later step waits for its
         # compilation. There is one compilation for all steps, and the kernel ends at once for longer slices.
         kind = (query.shape[1:], params.window, params.softcap is None, params.sinks is None)
-        if self._mixes_singles(state) or kind not in self._kinds:
+        facts = self._facts_of(state)
+        if facts.has_singles or kind not in self._kinds:
             self._kinds.add(kind)
-            partition = self._partition(query, kv.shape[2], state, params.window)
+            partition = self._partition(query, kv.shape[2], facts, params.window)
             attend_singles(query, kv, state, params, out, partition, self._form)
         if not state.is_decode:
             tile = self._prefill_tile or choose_prefill_tile(query, kv)
-            tiles = self._slice_tiles(state, tile_rows(tile, query.shape[1] // kv.shape[2])[1])
+            tiles = _slice_tiles(facts, tile_rows(tile, query.shape[1] // kv.shape[2])[1])
             attend_slices(query, kv, state, params, out, tile, tiles)
         return out
 
-    def _mixes_singles(self, state: ForwardState) -> bool:
-        """Return whether any slice has one token; the first layer computes it for all others."""
-        if self._state is not state:
-            self._state = state
-            self._has_singles = any(end - start == 1 for start, end in pairwise(state.query_starts))
-            self._partition_by_kind = {}
-            self._tiles_by_tokens = {}
-        return self._has_singles
+    def _facts_of(self, state: ForwardState) -> StepFacts:
+        for facts in self._facts:
+            if facts.state is state:
+                return facts
+        self._facts.append(StepFacts(state, any(end - start == 1 for start, end in pairwise(state.query_starts))))
+        return self._facts[-1]
 
-    def _partition(self, query: Tensor, kv_heads: int, state: ForwardState, window: int | None) -> Partition:
+    def _partition(self, query: Tensor, kv_heads: int, facts: StepFacts, window: int | None) -> Partition:
         """Return the partition of the step's contexts; the first layer of each window computes it for the others."""
         tile = self._decode_tile or choose_tile(DECODE_TILES, query.shape[2], query.dtype)
         kind = (window, choose_shares(kv_heads, self._processors), tile, kv_heads)
-        if kind not in self._partition_by_kind:
-            self._partition_by_kind[kind] = partition_contexts(state, *kind)
-        return self._partition_by_kind[kind]
+        if kind not in facts.partition_by_kind:
+            facts.partition_by_kind[kind] = partition_contexts(facts.state, *kind)
+        return facts.partition_by_kind[kind]
 
-    def _slice_tiles(self, state: ForwardState, tokens: int) -> SliceTiles:
-        """Return the tiles of the step's longer slices; the first layer computes them for the others."""
-        if tokens not in self._tiles_by_tokens:
-            self._tiles_by_tokens[tokens] = tile_slices(state, tokens, 2)
-        return self._tiles_by_tokens[tokens]
+
+def _slice_tiles(facts: StepFacts, tokens: int) -> SliceTiles:
+    """Return the tiles of the step's longer slices; the first layer computes them for the others."""
+    if tokens not in facts.tiles_by_tokens:
+        facts.tiles_by_tokens[tokens] = tile_slices(facts.state, tokens, 2)
+    return facts.tiles_by_tokens[tokens]

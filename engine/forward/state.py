@@ -29,7 +29,8 @@ class ForwardState:
     Shapes: query_starts [S + 1] (host), context_lengths [S] (host), block_tables [S, blocks] int64 on the device
             (unused tails are 0, the null block), positions [T] int64, slot_ids [T] int64, slot_offsets [T] int64
             (token t is written to kv[slot_ids[t], layer, slot_offsets[t]]); device_query_starts [S + 1] and
-            device_context_lengths [S] int32, copies of the first two for kernels.
+            device_context_lengths [S] int32, copies of the first two for kernels. While a graph is recorded, the host
+            side bounds the slices of every step that it will serve; kernels read the device's.
     """
 
     query_starts: tuple[int, ...]

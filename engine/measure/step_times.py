@@ -55,7 +55,7 @@ def open_step_times(
     `TrialForward`.
     """
     limits = limits_of(settings, model, device, capacity)
-    recorded = (() if graphs is None else graphs.sizes, () if mixed is None else mixed.sizes)
+    recorded = () if graphs is None else (graphs.sizes, graphs.halved), () if mixed is None else mixed.sizes
     facts = (*machine_facts(settings, model, spec, device), repr(limits), repr(recorded))
     file = open_times_file(settings.cache_folder, facts)
     trial = TrialForward(model, kv, spec, lane, clock, graphs, staging, mixed)

@@ -21,7 +21,7 @@ class Model(Protocol):
     impl: str  # native | transformers
     products: str  # what computes the matrix products, for people
     weights_bytes: int
-    is_capturable: bool  # the launches of a decode depend on no length, so that a CUDA graph can hold them
+    is_capturable: bool  # launches depend on tokens and rows alone, so that a CUDA graph can hold them
     fingerprint: bytes  # 32 bytes that change with the weights, the config or the types of its numbers
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:

@@ -1,6 +1,6 @@
 """The native decoder from one parametric description: Llama, Mistral, Qwen, and the mixtures Mixtral and OLMoE."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import pairwise
 
 import torch
@@ -12,6 +12,7 @@ from tiercel.engine.models.config import DecoderConfig
 from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
 from tiercel.engine.models.moe import ExpertPart, MixtureMLP
 from tiercel.engine.models.ops import Angles, AttentionParts, LayerParts, LayerRunner, Ops
+from tiercel.engine.models.phases import AttentionCall, Phases, run_in_turn
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.quantized_parts import DequantizedTarget
 from tiercel.engine.models.rope import Rotary
@@ -62,7 +63,7 @@ class SelfAttention:
         """Everything that a native forward needs."""
         return AttentionParts(self._qkv, self._output, self._norms, self._params)
 
-    def forward(self, hidden: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> Tensor:
+    def phases(self, hidden: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> Phases:
         """Shapes: hidden [T, hidden]; kv: one layer of the arena; returns [T, hidden]."""
         qkv, norms = self._qkv.forward(hidden), self._norms
         if norms is not None and self._norms_whole_width:
@@ -72,7 +73,9 @@ class SelfAttention:
                 qkv[:, start:end] = norm.forward(qkv[:, start:end])
                 start = end
             norms = None
-        out = self._ops.attend(qkv, norms, angles, kv, state, self._params)
+        call = AttentionCall(lambda: self._ops.attend(qkv, norms, angles, kv, state, self._params))
+        yield call
+        out = call.take()
         return self._output.forward(out.view(out.shape[0], -1))
 
 
@@ -162,9 +165,9 @@ class Layer:
             return None
         return LayerParts(self._attention_norm, self._attention.parts, self._mlp_norm, *self._mlp.parts)
 
-    def forward(
+    def phases(
         self, x: Tensor, residual: Tensor | None, angles: Angles, kv: Tensor, state: ForwardState
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Generator[AttentionCall, None, tuple[Tensor, Tensor]]:
         """Compute the layer. `x` is the output of the previous layer, which is not yet added to `residual`.
 
         Returns the same two values of this layer.
@@ -173,7 +176,7 @@ class Layer:
         """
         first, second = self._attention_norm, self._mlp_norm
         normed, residual = self._ops.add_norm(x, residual, first.weight, first.eps)
-        x = self._attention.forward(normed, angles, kv, state)
+        x = yield from self._attention.phases(normed, angles, kv, state)
         normed, residual = self._ops.add_norm(x, residual, second.weight, second.eps)
         return self._mlp.forward(normed), residual
 
@@ -327,13 +330,18 @@ class Decoder:
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
         """See `Model.forward`."""
+        if self._native is None:
+            return run_in_turn(self.phases(tokens, kv, state))
+        angles = self._ops.angles(self._rotary, state.positions)
+        x, residual = self._native.forward(self._embed(tokens), angles, kv, state)
+        return self._ops.add_norm(x, residual, self._norm.weight, self._norm.eps)[0]
+
+    def phases(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Phases:
+        """See `PhasedModel.phases`."""
         angles = self._ops.angles(self._rotary, state.positions)
         x, residual = self._embed(tokens), None
-        if self._native is not None:
-            x, residual = self._native.forward(x, angles, kv, state)
-        else:
-            for index, layer in enumerate(self._layers):
-                x, residual = layer.forward(x, residual, angles, kv[:, index], state)
+        for index, layer in enumerate(self._layers):
+            x, residual = yield from layer.phases(x, residual, angles, kv[:, index], state)
         return self._ops.add_norm(x, residual, self._norm.weight, self._norm.eps)[0]
 
     def _embed(self, tokens: Tensor) -> Tensor:

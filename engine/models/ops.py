@@ -73,7 +73,7 @@ class Ops(Protocol):
     Sums, norms and products are rounded to the model's dtype where transformers rounds them.
     """
 
-    is_capturable: bool  # the launches of a decode depend on no length, so that a CUDA graph can hold them
+    is_capturable: bool  # launches depend on tokens and rows alone, so that a CUDA graph can hold them
 
     def angles(self, rotary: Rotary, positions: Tensor) -> Angles:
         """Compute the angles once per forward, for `attend` of every layer. Shapes: positions [T] int64."""

@@ -25,7 +25,9 @@ from tiercel.device.graph import Graph, GraphRecorder
 from tiercel.device.shortage import is_shortage
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.base import Model
+from tiercel.engine.models.phases import PhasedModel
 from tiercel.engine.sampling import DrawColumn
+from tiercel.engine.step.halves import Overlap
 from tiercel.engine.step.inputs import BatchInputs
 from tiercel.engine.step.staging import Staging, packed_bytes, unpack
 from tiercel.engine.step.tables import DeviceTables
@@ -144,8 +146,15 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, inputs: StaticInputs, last_tokens: Tensor, sizes: Sequence[int], graph_by_size: Mapping[int, Graph]
+        self,
+        inputs: StaticInputs,
+        last_tokens: Tensor,
+        sizes: Sequence[int],
+        graph_by_size: Mapping[int, Graph],
+        halved: Sequence[int] = (),
     ) -> None:
+        """`halved`: rows of the graphs that compute two halves that overlap."""
+        self.halved = tuple(halved)
         self.last_tokens = last_tokens  # [rows of the runner] int64, read by the graphs, written after sampling
         self._inputs = inputs
         self._sizes = sizes
@@ -191,12 +200,15 @@ def record_graphs(
     recorder: GraphRecorder,
     sizes: Sequence[int],
     on_progress: Callable[[int, int], None],
+    overlap: Overlap | None = None,
 ) -> DecodeGraphs | None:
     """Record a decode, from the tokens to the logits, for each of the sizes. Runs as a job of the lane.
 
     The largest size is recorded first, because the others can use its memory. `on_progress` is called with the number
     of sizes that are done, and their total. Returns None, and logs the error, if a recording fails or there is no
     memory for the inputs: the graphs recorded before are dropped.
+
+    `overlap`: its sizes are recorded as two halves that overlap.
 
     Shapes:  kv: see `Model.forward`; max_rows: of the runner; max_blocks: of the longest context.
     Cost:    four forwards per size, one of them without computing.
@@ -217,23 +229,34 @@ def record_graphs(
         for size in sorted(sizes, reverse=True):
             on_progress(len(graph_by_size), len(sizes))
             try:
-                graph_by_size[size] = recorder.record(_decode(model, kv, last_tokens, inputs, size))
+                graph_by_size[size] = recorder.record(_decode(model, kv, last_tokens, inputs, size, overlap))
             except DeviceError as exc:
                 log.warning("no graphs: every step is launched kernel by kernel failed_rows=%d error=%s", size, exc)
                 return None
-        return DecodeGraphs(inputs, last_tokens, sorted(sizes), graph_by_size)
+        halved = [size for size in sorted(sizes) if _is_halved(model, size, overlap)]
+        return DecodeGraphs(inputs, last_tokens, sorted(sizes), graph_by_size, halved)
 
     return lane.run(record).result()
 
 
-def _decode(model: Model, kv: Tensor, last_tokens: Tensor, inputs: StaticInputs, size: int) -> Callable[[], Tensor]:
+def _decode(
+    model: Model, kv: Tensor, last_tokens: Tensor, inputs: StaticInputs, size: int, overlap: Overlap | None
+) -> Callable[[], Tensor]:
+    def halves() -> Tensor:
+        assert overlap is not None and isinstance(model, PhasedModel)
+        return model.logits(overlap.decode(model, inputs.tokens(size, last_tokens), kv, inputs.state(size)))
+
     def decode() -> Tensor:
         # Every run gets a state of its own. Backends cache facts of a step by its state; facts cached by a warm-up
         # run would be missing in the recording, and would have other lengths at the replay.
         state = inputs.state(size)
         return model.logits(model.forward(inputs.tokens(size, last_tokens), kv, state))
 
-    return decode
+    return halves if _is_halved(model, size, overlap) else decode
+
+
+def _is_halved(model: Model, size: int, overlap: Overlap | None) -> bool:
+    return overlap is not None and isinstance(model, PhasedModel) and size > 1 and overlap.has_decode(size)
 
 
 def _padding(rows: int) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_], NDArray[np.int32]]:

@@ -16,8 +16,10 @@ from tiercel.device.base import Lane, Pending
 from tiercel.device.shortage import is_shortage
 from tiercel.device.timer import Timer
 from tiercel.engine.models.base import Model
+from tiercel.engine.models.phases import PhasedModel
 from tiercel.engine.sampling import DrawPlan, Grammar, Sampled, Sampler, Subset, token_logprobs
 from tiercel.engine.step.graphs import DecodeGraphs
+from tiercel.engine.step.halves import Overlap
 from tiercel.engine.step.held import Drawn, HeldDraw, HeldStep, SampledRows
 from tiercel.engine.step.inputs import BatchInputs, SequenceReader, build_inputs
 from tiercel.engine.step.last_tokens import LastTokens
@@ -177,9 +179,11 @@ class Runner:
         grammars: GrammarsByText | None = None,
         holds: bool | None = None,
         mixed: MixedGraphs | None = None,
+        overlap: Overlap | None = None,
     ) -> None:
         """`graphs`: recorded on the same model, arena, rows and lane. `holds`: whether rows with grammars are held; by
-        default on devices other than the CPU. `mixed`: recorded with the last tokens of `graphs`."""
+        default on devices other than the CPU. `mixed`: recorded with the last tokens of `graphs`. `overlap`: of steps
+        without a graph."""
         self._clock = clock or MonotonicClock()
         self._model = model
         self._kv = kv
@@ -195,6 +199,7 @@ class Runner:
         self._last_tokens = LastTokens(last, self._staging)
         self._graphs = graphs
         self._mixed = mixed
+        self._overlap = overlap
         # A device that reads host memory directly gets the tables of a step with its other arrays, except for graphs.
         has_tables = graphs is not None or not self._staging.is_direct
         self._tables = DeviceTables.open(max_rows, max_blocks, kv.device) if has_tables else None
@@ -326,7 +331,12 @@ class Runner:
         size = None if self._mixed is None else self._mixed.size_of(batch)
         if self._mixed is not None and self._tables is not None and size is not None:
             return self._mixed.run_no_sync(batch, size, self._staging, self._tables, plan.draws)
+        model, overlap = self._model, self._overlap
+        if overlap is not None and isinstance(model, PhasedModel) and overlap.overlaps(batch):
+            return overlap.forward_no_sync(
+                model, batch, self._kv, self._last_tokens, self._staging, self._tables, plan.draws
+            )
         on_device = batch.upload_no_sync(self._staging, self._tables, plan.draws)
         tokens = self._last_tokens.fill_no_sync(batch, on_device)
-        hidden = self._model.forward(tokens, self._kv, on_device.state)
+        hidden = model.forward(tokens, self._kv, on_device.state)
         return FinalStates(hidden, on_device.sample_at, on_device.rows, on_device.draws)

@@ -24,7 +24,17 @@ from benchmarks.gpu.green import splits
 from benchmarks.gpu.peer import PeerLimits
 from benchmarks.gpu.peer import run as run_peer
 from benchmarks.gpu.report import as_json, as_table, show
-from benchmarks.gpu.targets import OVERLAP_GATES, TARGETS, Target, batch_verdict, overlap_verdict, values_of
+from benchmarks.gpu.targets import (
+    OVERLAP_BUILT,
+    OVERLAP_GATES,
+    OVERLAP_LEAST,
+    TARGETS,
+    Target,
+    batch_verdict,
+    overlap_verdict,
+    values_of,
+)
+from tiercel.engine.measure.overlap_search import LEAST_GAIN
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -84,19 +94,20 @@ def test_a_share_that_is_not_a_number_is_not_met(value: float) -> None:
     assert BY_FIGURE["decode.batch_1.share"].verdict({"decode.batch_1.share": value}) == "missed"
 
 
-def test_overlap_is_worth_building_from_the_gate_on() -> None:
-    halves, prefill = OVERLAP_GATES
+def test_the_built_halves_decide_whether_overlap_pays_and_the_verdict_says_how_it_is_applied() -> None:
     assert overlap_verdict({}) == "overlap: not measured"
-    split = {"overlap.halves.512_768.32_sm": 1.1}
-    assert overlap_verdict(split | {halves: 1.1, prefill: 1.05}).endswith(": do not build it")
-    assert overlap_verdict(split | {halves: 1.1, prefill: 1.15}).endswith(": build it")
+    yes, no = overlap_verdict({OVERLAP_BUILT: OVERLAP_LEAST}), overlap_verdict({OVERLAP_BUILT: 1.14})
+    assert ": yes: run `tiercel calibrate MODEL --device cuda`" in yes
+    assert no.endswith(": no: nothing to do, without a table no step overlaps")
+    assert OVERLAP_LEAST == LEAST_GAIN  # of the engine's gate
 
 
-def test_plain_streams_alone_do_not_speak_against_overlap() -> None:
-    halves, _ = OVERLAP_GATES
-    streams = {"overlap.halves.512_768.streams": 1.02}
-    assert "undecided" in overlap_verdict(streams | {halves: 1.02})
-    assert overlap_verdict(streams | {halves: 1.2}).endswith(": build it")
+def test_halves_on_disjoint_processors_are_worth_building_only_if_they_alone_pay() -> None:
+    halves, prefill = OVERLAP_GATES
+    assert "undecided" in overlap_verdict({halves: 1.02})
+    assert overlap_verdict({OVERLAP_BUILT: 1.0, halves: 1.1, prefill: 1.15}).endswith("build that (decision 17)")
+    assert "build that" not in overlap_verdict({OVERLAP_BUILT: 1.0, halves: 1.1, prefill: 1.05})
+    assert "build that" not in overlap_verdict({OVERLAP_BUILT: 1.2, halves: 1.3})
 
 
 def test_batches_of_copies_stay_if_they_are_faster_for_some_block() -> None:

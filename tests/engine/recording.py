@@ -24,6 +24,7 @@ from tiercel.engine.models.weights import fill_dummy
 from tiercel.engine.sampling import Sampler
 from tiercel.engine.sampling.sampler import DrawKernel
 from tiercel.engine.step.graphs import DecodeGraphs, graph_sizes, record_graphs
+from tiercel.engine.step.halves import Overlap
 from tiercel.engine.step.mixed_graphs import MixedGraphs, record_mixed_graphs
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import DeviceFlight, Runner
@@ -193,6 +194,7 @@ class StepBench:
         carrier: Carrier | None = None,
         mixed_sizes: tuple[int, ...] = (),
         blocks: int = 2,
+        overlap: Overlap | None = None,
     ) -> None:
         """`kernel`: of the sampler; by default it has none. `carrier`: by default copies on the CPU, else kernels."""
         torch_device = torch.device(device)
@@ -208,10 +210,14 @@ class StepBench:
             torch.cuda.synchronize()  # zeroing was not queued on the lane
         graphs = None
         if recorder is not None:
-            graphs = record(model, self.kv, rows, lane, recorder, sizes or graph_sizes(sequences))
+            graphs = record(model, self.kv, rows, lane, recorder, sizes or graph_sizes(sequences), overlap)
         mixed = record_mixed(model, self.kv, graphs, rows, lane, recorder, mixed_sizes)
         self.runner = Runner(
-            *(model, self.kv, sampler, lane, rows, self._sequences, ()), staging=staging, graphs=graphs, mixed=mixed
+            *(model, self.kv, sampler, lane, rows, self._sequences, ()),
+            staging=staging,
+            graphs=graphs,
+            mixed=mixed,
+            overlap=overlap,
         )
         self._steps = 0
 
@@ -243,10 +249,16 @@ class StepBench:
 
 
 def record(
-    model: Model, kv: Tensor, rows: RowBook, lane: Lane, recorder: GraphRecorder, sizes: tuple[int, ...]
+    model: Model,
+    kv: Tensor,
+    rows: RowBook,
+    lane: Lane,
+    recorder: GraphRecorder,
+    sizes: tuple[int, ...],
+    overlap: Overlap | None = None,
 ) -> DecodeGraphs | None:
     """Record graphs for a runner with these rows; None if a recording fails."""
-    return record_graphs(model, kv, *rows.tables.shape, lane, recorder, sizes, lambda done, total: None)
+    return record_graphs(model, kv, *rows.tables.shape, lane, recorder, sizes, lambda done, total: None, overlap)
 
 
 def record_mixed(

@@ -11,6 +11,8 @@ from tiercel.device.base import Device
 from tiercel.device.graph import Graph
 from tiercel.device.registry import open_device
 from tiercel.engine.kernels.sampling import draw_no_sync
+from tiercel.engine.step.halves import Overlap
+from tiercel.engine.step.mixed_graphs import mixed_sizes
 from tiercel.engine.step.staging import open_staging
 from tiercel.request import SamplingParams
 
@@ -116,6 +118,38 @@ def test_the_kernels_give_the_same_in_graphs(device: Device) -> None:
     printed: list[list[tuple[int, ...]]] = []
     for recorder in (device.open_recorder(), None):
         bench = StepBench(model, 4, recorder, device.open_lane(), "cuda")
+        flights = [bench.prefill(PROMPTS, SamplingParams(temperature=0.0, max_tokens=5))]
+        flights += [bench.decode({1: 3 + at, 2: 2 + at, 4: 3 + at}) for at in range(4)]
+        printed.append([flight.result().tokens for flight in flights])
+    assert printed[0] == printed[1]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_work_in_mixed_graphs_gives_the_right_tokens(device: Device, seed: int, depth: int) -> None:
+    rng, recorder, other = random.Random(seed), device.open_recorder(), device.open_recorder()
+    assert recorder is not None and other is not None
+    bench = GraphBench(
+        recorder, device, depth=depth, seqs=9, tokens=40, blocks=60, splits=seed % 2 == 1,
+        mixed_sizes=mixed_sizes(40), mixed_recorder=other,
+    )  # fmt: skip
+    bench.run_random(rng)
+    assert bench.eager.forwards == 0
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_halves_give_the_same_as_the_serial_step(device: Device, is_recorded: bool) -> None:
+    # lazy: CPU builds of torch come without Triton
+    from tiercel.engine.attention.triton import TritonAttention
+    from tiercel.engine.models.triton_ops import TritonOps
+
+    fork = device.open_fork()
+    assert fork is not None
+    model = small_decoder(TritonOps(TritonAttention(device.processors)), "cuda", layers=4)
+    printed: list[list[tuple[int, ...]]] = []
+    for overlap in (Overlap(fork, lambda rows: True, lambda tokens, decodes: True), None):
+        recorder = device.open_recorder() if is_recorded else None
+        bench = StepBench(model, 4, recorder, device.open_lane(), "cuda", overlap=overlap)
         flights = [bench.prefill(PROMPTS, SamplingParams(temperature=0.0, max_tokens=5))]
         flights += [bench.decode({1: 3 + at, 2: 2 + at, 4: 3 + at}) for at in range(4)]
         printed.append([flight.result().tokens for flight in flights])
