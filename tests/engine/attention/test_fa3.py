@@ -18,6 +18,7 @@ from tiercel.engine.attention.fa3 import PACKAGE, Fa3Attention, Fa3Operator, has
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams
+from tiercel.engine.step.mixed_graphs import MixedInputs
 from tiercel.errors import ConfigError
 
 IS_INSTALLED = has_fa3()
@@ -187,6 +188,23 @@ def test_it_reads_rows_of_other_writers_and_can_be_captured(fake: ModuleType) ->
 
     assert isinstance(backend, PagedReader)
     assert backend.is_capturable
+
+
+def test_padding_and_bounds_of_a_recording_change_nothing(fake: ModuleType) -> None:
+    """A graph of a mixed step has more tokens and rows than the step, and knows bounds of its slices only."""
+    backend, scene, params = Fa3Attention(load_fa3(), PROCESSORS), Scene(RAGGED, torch.float16), PARAMS["plain"]
+    out = scene.attend(backend, params)
+    tokens, size, state = len(scene.query), len(scene.query) + 8, scene.state
+    one = torch.zeros(1, dtype=torch.int32)
+    recorded = replace(
+        MixedInputs.open(size, len(RAGGED), state.block_tables.shape[1], torch.device("cpu")).state(size),
+        block_tables=torch.cat((state.block_tables, torch.zeros_like(state.block_tables[:1]))),
+        device_query_starts=torch.cat((state.device_query_starts, one + tokens)),
+        device_context_lengths=torch.cat((state.device_context_lengths, one)),
+    )
+    padded = torch.cat((scene.query, torch.full_like(scene.query[:8], torch.nan)))
+    assert torch.equal(backend.read(padded, scene.kv, recorded, params)[:tokens], out)
+    assert fake.given_by_call[-1]["max_seqlen_q"] == size
 
 
 def test_the_table_is_converted_once_a_step(fake: ModuleType) -> None:

@@ -39,7 +39,9 @@ def _forward(names: list[str], q: Tensor, k: Tensor, v: Tensor, *rest: object) -
     assert all(stride * 2 % 16 == 0 for stride in (*k.stride()[:-1], *v.stride()[:-1]))
     assert given["is_causal"] is True
     assert given["window_size_right"] == 0
-    assert given["max_seqlen_q"] == int(starts.diff().max())
+    longest = given["max_seqlen_q"]
+    assert isinstance(longest, int)
+    assert longest >= int(starts.diff().max())  # a recording gives a bound, as vLLM's does
     left, softcap, scale = given["window_size_left"], given["softcap"], given["softmax_scale"]
     assert isinstance(left, int)
     assert isinstance(softcap, float)
