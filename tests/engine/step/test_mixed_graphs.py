@@ -153,6 +153,25 @@ def test_without_room_for_their_inputs_there_are_none() -> None:
 # ---- the kernels
 
 
+@INTERPRETED
+def test_the_kernel_that_draws_gets_the_parameters_of_each_row() -> None:
+    from tiercel.engine.kernels.sampling import draw_no_sync  # lazy: the interpreter must have been chosen
+
+    tokens: list[list[tuple[int, ...]]] = []
+    for sizes in ((16,), ()):
+        recorder, drawn = FakeRecorder(), list[tuple[int, ...]]()
+        for seed in range(8):
+            params = SamplingParams(temperature=9.0, seed=seed, max_tokens=5)
+            bench = StepBench(
+                WeighedSum(), 4, recorder, InlineLane(), mixed_sizes=sizes, kernel=draw_no_sync
+            )  # fmt: skip
+            drawn.append(bench.prefill(PROMPTS, params).result().tokens)
+        assert recorder.replays == 8 * len(sizes)
+        tokens.append(drawn)
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens[0])) > 1  # the noise of the seeds
+
+
 class RaggedBench(StepBench):
     """Random mixes of prompts and decodes of sequences with 14 blocks of four tokens each."""
 
