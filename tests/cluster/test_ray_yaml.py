@@ -42,7 +42,7 @@ def test_the_front_of_the_example_may_be_reached_from_other_machines() -> None:
     """A front at all addresses needs keys, and its engines on other machines need certificates."""
     host = FleetArgs(**APPLICATION["args"]).front_host
     assert host == "0.0.0.0"
-    check_exposure(ServerSettings(model="/models/m", host=host, **given("front_flags")))  # pyright: ignore[reportArgumentType]
+    check_exposure(ServerSettings(model="/models/m", served_model_names=("m",), host=host, **given("front_flags")))  # pyright: ignore[reportArgumentType]
     for side in ("front_flags", "engine_flags"):
         assert {"engine_certfile", "engine_keyfile", "engine_cafile"} <= set(given(side))
 
