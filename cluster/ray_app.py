@@ -42,7 +42,6 @@ _WORK = "tiercel_fleet_engine_work_seconds{"
 log = logging.getLogger("ray.serve")
 
 
-@serve.deployment(name="Directory")
 class Directory:
     """The addresses of engines, for all fronts. After a restart the engines announce themselves within a second."""
 
@@ -68,7 +67,6 @@ class Directory:
         return self._engines.work_s(time.monotonic())
 
 
-@serve.deployment(name="EngineHost")
 class HostActor:
     """One `tiercel engine`."""
 
@@ -103,7 +101,6 @@ class HostActor:
         await asyncio.to_thread(self._child.stop, self._drain_s + _MARGIN_S)
 
 
-@serve.deployment(name="Front")
 class Front:
     """One `tiercel serve`, to whose port clients connect. Serve's own proxy is not used."""
 
@@ -185,17 +182,28 @@ def app(args: FleetArgs) -> Application:
         downscale_delay_s=args.calm_s,
         policy=policy,
     )
-    directory = Directory.options(ray_actor_options={"num_cpus": 0}, **common).bind()
-    engines = HostActor.options(
-        autoscaling_config=scaling,
-        ray_actor_options={"num_cpus": args.engine_cpus, "num_gpus": args.engine_gpus},
-        graceful_shutdown_timeout_s=stopping_s,
-        **common,
-    ).bind(args, directory)
-    return Front.options(
-        num_replicas=args.fronts,
-        max_replicas_per_node=1,  # each has the same port
-        ray_actor_options={"num_cpus": args.front_cpus},
-        graceful_shutdown_timeout_s=stopping_s,
-        **common,
-    ).bind(args, directory, engines)
+    directory = (
+        serve.deployment(name="Directory")(Directory).options(ray_actor_options={"num_cpus": 0}, **common).bind()
+    )
+    engines = (
+        serve.deployment(HostActor)
+        .options(
+            name="EngineHost",
+            autoscaling_config=scaling,
+            ray_actor_options={"num_cpus": args.engine_cpus, "num_gpus": args.engine_gpus},
+            graceful_shutdown_timeout_s=stopping_s,
+            **common,
+        )
+        .bind(args, directory)
+    )
+    return (
+        serve.deployment(Front)
+        .options(
+            num_replicas=args.fronts,
+            max_replicas_per_node=1,  # each has the same port
+            ray_actor_options={"num_cpus": args.front_cpus},
+            graceful_shutdown_timeout_s=stopping_s,
+            **common,
+        )
+        .bind(args, directory, engines)
+    )
