@@ -6,7 +6,7 @@ more than a step above 32 streams (https://github.com/ray-project/ray/issues/527
 every second; the check also exchanges addresses and predicted work with the Directory.
 """
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportFunctionMemberAccess=false
 # Ray is an extra, and the types of this file are looked at without it, too.
 
 import asyncio

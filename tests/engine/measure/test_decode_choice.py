@@ -158,6 +158,7 @@ def test_the_choice_is_made_before_graphs_are_recorded(tmp_path: Path, caplog: p
 
     assemble(*arguments, attention=attention).close()  # type: ignore[arg-type]
 
-    assert [rows for rows, _ in recorder.recorded] == [2, 2, 2, 1]  # both kernels, then the graphs
+    # Both kernels, then the graphs of decodes, then those of mixed steps.
+    assert [rows for rows, _ in recorder.recorded][:5] == [2, 2, 2, 1, 256]
     (line,) = [line for line in caplog.messages if line.startswith("decodes measured")]
     assert line.endswith("chosen=spare" if attention.leaves_decodes else "chosen=fake")
