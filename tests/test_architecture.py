@@ -124,6 +124,7 @@ NEEDS_TORCH = {"cli/model_facts.py"}
 CATCH_ALL = {
     "cluster/ray_app.py": 1,  # a call of an actor
     "engine/process.py": 1,
+    "engine/step/staging.py": 1,  # the trial of kernels at the start
     "engine/step/runner.py": 2,  # the launch and the result of one step
     "kvcache/store/disk.py": 1,  # the body of the I/O threads
     "kvcache/store/mover.py": 1,  # the body of the copying threads

@@ -30,8 +30,11 @@ from tiercel.clock import MonotonicClock
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.triton import TritonAttention
+from tiercel.engine.measure.decode_choice import measure_decodes
+from tiercel.engine.measure.dense_choice import route_products
 from tiercel.engine.measure.overlap_search import OverlapBench
 from tiercel.engine.models.base import kv_spec
+from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.registry import load_model
 from tiercel.errors import DeviceError
 from tiercel.settings import EngineSettings
@@ -138,10 +141,15 @@ def open_built(folder: Path) -> OverlapBench:
     assert fork is not None
     attention = open_attention(settings.attention_backend, DEVICE, device.processors, device.capability)
     loaded = load_model(settings, DEVICE, attention)
+    assert isinstance(loaded, Decoder)
+    route_products(settings, loaded, device)
     spec = kv_spec(loaded, settings.block_size)
     slots = max(decodes for decodes, _ in BUILT) * -(-CONTEXT // settings.block_size)
-    trial = OverlapBench(loaded, spec, slots, device, fork, device.open_lane(), MonotonicClock())
+    lane, clock = device.open_lane(), MonotonicClock()
+    trial = OverlapBench(loaded, spec, slots, device, fork, lane, clock)
     device.give_back_cached()  # this also waits for the zeroing of the arena, which was not queued on the lane
+    rows = max(decodes for decodes, _ in BUILT)
+    measure_decodes(*(attention, loaded, trial.kv, settings.block_size, device, lane, clock, rows), has_graphs=True)
     return trial
 
 

@@ -100,7 +100,7 @@ class DecodeTrial:
         ).to(kv.device)
         starts, ends = [context - 1] * rows, [context] * rows
         first = ForwardState.of_slices(tables, starts, ends, self._block_size, writes_null_block=True)
-        tokens = torch.zeros(rows, dtype=torch.int64, device=kv.device)
+        tokens = torch.zeros(rows, dtype=torch.int64).to(kv.device)  # waits: the lane does not wait for this stream
 
         @torch.inference_mode()
         def decode() -> Tensor:

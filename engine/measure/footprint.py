@@ -75,6 +75,12 @@ class TrialStep:
         return [self.start + least + (index < longer) for index in range(self.seqs)]
 
 
+def _mixed_step(tokens: int, seqs: int, longest: int) -> TrialStep:
+    """Return a step as large as the largest graph of mixed steps, in as few slices as contexts allow."""
+    slices = min(seqs, -(-tokens // longest))
+    return TrialStep(slices, min(tokens, slices * longest))
+
+
 def measure_footprint(
     settings: EngineSettings,
     model: Model,
@@ -110,7 +116,7 @@ def measure_footprint(
         crowd = trial.peak_bytes(TrialStep(seqs, min(tokens, seqs * longest)))
         prompt = trial.peak_bytes(TrialStep(1, chunk, longest - chunk))
         decode = trial.peak_bytes(TrialStep(sizes[-1], sizes[-1])) if sizes else 0
-        small = trial.peak_bytes(TrialStep(1, min(mixed[-1], longest))) if mixed else 0
+        small = trial.peak_bytes(_mixed_step(mixed[-1], seqs, longest)) if mixed else 0
     except (RuntimeError, MemoryError) as exc:
         if not is_shortage(exc):
             raise

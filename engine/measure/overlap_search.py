@@ -21,9 +21,12 @@ from tiercel.device.fork import Fork
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.measure.cache_file import CacheFile
+from tiercel.engine.measure.decode_choice import measure_decodes
+from tiercel.engine.measure.dense_choice import route_products
 from tiercel.engine.measure.machine_facts import machine_facts
 from tiercel.engine.memory.capacity import for_device, step_tokens
 from tiercel.engine.models.base import Model, kv_spec
+from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.phases import PhasedModel
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.step.graphs import record_graphs, wants_graphs
@@ -88,7 +91,8 @@ class OverlapGate:
 
     def has_step(self, tokens: int, decodes: int) -> bool:
         """Return whether a step of this many tokens overlaps, some of them decodes."""
-        return self._has(tokens, decodes)
+        # Decodes were measured in graphs; those that fit no graph are launched one by one, which was not measured.
+        return tokens != decodes and self._has(tokens, decodes)
 
     def _has(self, tokens: int, decodes: int) -> bool:
         near: list[tuple[float, OverlapRow]] = []
@@ -118,14 +122,14 @@ class OverlapBench:
         self._phased: PhasedModel = model
         place = torch.device(device.name)
         layout = (slots + 1, spec.layers, spec.block_size, spec.kv_heads, spec.width)
-        self._kv = torch.zeros(layout, dtype=model.precision.kv, device=place)
+        self.kv = torch.zeros(layout, dtype=model.precision.kv, device=place)
         self._block_size = spec.block_size
         self._context = min(_CONTEXT, model.max_model_len - 1)
         self._device = device
         self._overlap = Overlap(fork, lambda rows: True, lambda tokens, decodes: True)
         self._lane = lane
         self._clock = clock
-        self._staging = open_staging(self._kv.device, lane, maps_host_memory=device.maps_host_memory)
+        self._staging = open_staging(self.kv.device, lane, maps_host_memory=device.maps_host_memory)
 
     def shapes(self, max_tokens: int, max_num_seqs: int) -> Iterator[tuple[int, int]]:
         """Yield the tokens and decodes of the shapes that steps of this engine can have."""
@@ -158,15 +162,15 @@ class OverlapBench:
         starts = np.array([*[self._context] * decodes, *[0] * (prompt > 0)], np.int64)
         blocks = -(-int((starts + lengths).max()) // self._block_size)
         # The stride is prime to almost every number of slots: neighbours are not adjacent in memory.
-        tables = 1 + torch.arange(len(starts) * blocks) * 7919 % (self._kv.shape[0] - 1)
-        on_device = DeviceTables(tables.view(len(starts), blocks).to(self._kv.device))
+        tables = 1 + torch.arange(len(starts) * blocks) * 7919 % (self.kv.shape[0] - 1)
+        on_device = DeviceTables(tables.view(len(starts), blocks).to(self.kv.device))
         ids = np.arange(tokens, dtype=np.int64) * 7919 % self._model.vocab_size
         return trial_batch(starts, lengths, blocks, ids), on_device
 
     def _decode(self, batch: BatchInputs, tables: DeviceTables, overlap: Overlap | None = None) -> Callable[[], Tensor]:
         recorder, rows = self._device.open_recorder(), len(batch.tokens)
         graphs = None if recorder is None else record_graphs(
-            self._model, self._kv, rows, batch.num_blocks, self._lane, recorder, (rows,), lambda done, total: None,
+            self._model, self.kv, rows, batch.num_blocks, self._lane, recorder, (rows,), lambda done, total: None,
             overlap,
         )  # fmt: skip
         if graphs is None:
@@ -174,14 +178,14 @@ class OverlapBench:
         return lambda: graphs.run_no_sync(batch, rows, self._staging, tables)[0]
 
     def _eager(self, batch: BatchInputs, tables: DeviceTables, overlap: Overlap | None = None) -> Callable[[], Tensor]:
-        said = torch.zeros(len(batch.slice_seqs), dtype=torch.int64, device=self._kv.device)
+        said = torch.zeros(len(batch.slice_seqs), dtype=torch.int64, device=self.kv.device)
         last_tokens, staging = LastTokens(said, self._staging), self._staging
 
         def run() -> Tensor:
             if overlap is not None:
-                return overlap.forward_no_sync(self._phased, batch, self._kv, last_tokens, staging, tables).hidden
+                return overlap.forward_no_sync(self._phased, batch, self.kv, last_tokens, staging, tables).hidden
             on_device = batch.upload_no_sync(staging, tables)
-            return self._model.forward(last_tokens.fill_no_sync(batch, on_device), self._kv, on_device.state)
+            return self._model.forward(last_tokens.fill_no_sync(batch, on_device), self.kv, on_device.state)
 
         return run
 
@@ -224,12 +228,18 @@ def calibrate_overlap(
         raise ConfigError("calibrate.overlap", f"overlapping halves need CUDA graphs: {reason}")
     attention = open_attention(settings.attention_backend, place, device.processors, device.capability)
     model = load_model(settings, place, attention)
+    if isinstance(model, Decoder):
+        route_products(settings, model, device)
     spec = kv_spec(model, settings.block_size)
     wanted = settings.sequences * -(-_CONTEXT // spec.block_size) + 1
     slots = max(64, min(wanted, int(_ARENA_SHARE * device.free_bytes()) // spec.block_bytes))
     lane = device.open_lane()
-    bench = OverlapBench(model, spec, slots, device, fork, lane, clock or MonotonicClock())
+    clock = clock or MonotonicClock()
+    bench = OverlapBench(model, spec, slots, device, fork, lane, clock)
     device.give_back_cached()  # this also waits for the zeroing of the arena, which was not queued on the lane
+    measure_decodes(
+        *(attention, model, bench.kv, settings.block_size, device, lane, clock, settings.sequences), has_graphs=True
+    )
     shapes = list(bench.shapes(step_tokens(settings, device), settings.sequences))
     rows = search_overlap(bench, shapes, on_row)
     lane.close()
