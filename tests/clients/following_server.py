@@ -31,7 +31,7 @@ async def _compute(fd: int, record_fd: int) -> int:
         Script(
             reply_to=model.answer, end_token=END, vocab_size=model.vocab_size, max_model_len=4096, blocks_total=4096
         ),
-        StepRecord.open(EngineSettings(model="").max_num_seqs + 1, record_fd),
+        StepRecord.open(EngineSettings(model="").record_rows, record_fd),
     )
     await engine.open(socket.socket(fileno=fd))
     await engine.closed.wait()
