@@ -26,7 +26,7 @@ class Fork(Protocol):
 
 
 class CudaFork:
-    """A stream beside the current one, also in a recording: there the first meeting makes the stream a branch of it.
+    """A second stream beside the current one. In a recording, the first meeting makes it a branch of the graph.
 
     Not run on a GPU yet.
     Source: CUDA programming guide, cross-stream dependencies of a capture: a branch begins with an event of the

@@ -4,6 +4,9 @@ import math
 
 from msgspec import Struct
 
+EXCHANGE_S = 0.5
+"""The time between two messages of a front to the others."""
+
 _MOST = 1e15  # limit of each figure: float64 counts exactly below it
 
 

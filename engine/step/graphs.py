@@ -170,7 +170,7 @@ class DecodeGraphs:
         if not batch.is_decode or batch.reads:  # a graph keeps no final states
             return None
         at = bisect_left(self._sizes, len(batch.tokens))
-        return self._sizes[at] if at < len(self._sizes) and self._sizes[at] in self._graph_by_size else None
+        return self._sizes[at] if at < len(self._sizes) else None
 
     def run_no_sync(
         self,

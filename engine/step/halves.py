@@ -171,7 +171,7 @@ class Overlap:
     ) -> FinalStates:
         """Queue a batch as halves of equal tokens. Shapes: draws [N, len(DrawColumn)]."""
         first, second = cut_batch(batch, -(-len(batch.tokens) // 2))
-        # What is sampled refers to the states of both halves.
+        # The rows to sample are indices into the states of both halves together.
         first = replace(first, sample_at=batch.sample_at, rows=batch.rows)
         inputs = (first.upload_no_sync(staging, tables, draws), second.upload_no_sync(staging, tables))
         before, after = (

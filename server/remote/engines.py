@@ -16,6 +16,7 @@ from tiercel.engine_address import MAX_ENGINES, EngineAddress, EngineSource, rea
 from tiercel.errors import ConfigError
 from tiercel.exposure import is_loopback
 from tiercel.handshake import IDENTITY_BYTES
+from tiercel.limit_use import EXCHANGE_S
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.supervisor import DeathObserver
 from tiercel.server.engine.wire_access import front_tls, read_secret
@@ -26,7 +27,6 @@ from tiercel.settings import EngineSettings, ServerSettings
 HEARTBEAT_S = 5.0
 """The time without a byte from a host, which answers two pings a second, after which its engine counts as hung."""
 
-_EXCHANGE_S = 0.5  # between two words to the other fronts; see `server/tenancy/allowance.py`
 _RESOLVE_S = 5.0  # between two look-ups of a name
 _READ_S = 1.0  # between two readings of a file
 _MAX_FILE_BYTES = 64 << 10
@@ -111,7 +111,7 @@ class RemoteEngines:
         """Tell the other fronts again and again what this front has allowed."""
         while True:
             client.tell_limits()
-            await asyncio.sleep(_EXCHANGE_S)
+            await asyncio.sleep(EXCHANGE_S)
 
     async def _update(self, client: FleetClient, clock: Clock) -> None:
         """Open a link to each new address; forget addresses that are gone and have no connection."""

@@ -15,8 +15,9 @@ from typing import Protocol
 from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
+from tiercel.limit_use import EXCHANGE_S
 from tiercel.server.http.failure import SHUTTING_DOWN
-from tiercel.server.tenancy.allowance import EXCHANGE_S, Allowance
+from tiercel.server.tenancy.allowance import Allowance
 from tiercel.server.tenancy.forecast import HALF_LIFE_S, IDLE_HALF_LIFE_S
 from tiercel.server.tenancy.overload import OverloadControl, OverloadLevel
 from tiercel.server.tenancy.rate_bucket import RateBucket, show_wait

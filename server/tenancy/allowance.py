@@ -2,9 +2,6 @@
 
 import math
 
-EXCHANGE_S = 0.5
-"""The time between two exchanges of the fronts."""
-
 
 class Allowance:
     """This front's share of what was left of one limit at the last exchange with the other fronts.

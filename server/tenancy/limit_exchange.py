@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from tiercel.clock import Clock
 from tiercel.fleet.peer_uses import PeerUses
 from tiercel.ids import TenantId
-from tiercel.limit_use import LimitUse
-from tiercel.server.tenancy.allowance import EXCHANGE_S
+from tiercel.limit_use import EXCHANGE_S, LimitUse
 from tiercel.server.tenancy.rate_bucket import RateBucket
 from tiercel.server.tenancy.usage import TenantUsage, UsageBook
 
@@ -54,11 +53,6 @@ class LimitExchange:
         self._lives = itertools.count(1)
         self._elsewhere: dict[TenantId, TenantUsage] = {}  # those with sequences at other fronts
         usages.on_asked = self._note_asked
-
-    @property
-    def num_peers(self) -> int:
-        """Number of other fronts that were heard lately."""
-        return self._peers.num_present
 
     def tell(self) -> dict[TenantId, LimitUse]:
         """Return what this front has allowed its active tenants, and renew their allowances. Call every `EXCHANGE_S`.

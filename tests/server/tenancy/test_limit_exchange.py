@@ -11,9 +11,8 @@ from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.clock import ManualClock
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
-from tiercel.limit_use import LimitUse
+from tiercel.limit_use import EXCHANGE_S, LimitUse
 from tiercel.server.tenancy.admission import Admission, AdmissionRequest
-from tiercel.server.tenancy.allowance import EXCHANGE_S
 from tiercel.server.tenancy.limit_exchange import LimitExchange
 from tiercel.server.tenancy.tenants import Limits, Tenant, make_table
 from tiercel.server.tenancy.usage import UsageBook
