@@ -35,7 +35,7 @@ from tiercel.server.engine.client import Submission
 from tiercel.server.engine.generation import Generation, StreamEndedError
 from tiercel.server.engine.logprobs import DrawnTokens
 from tiercel.server.engine.mailbox import Mailbox, portion_tokens
-from tiercel.server.engine.prompt_answer import PromptAnswer
+from tiercel.server.engine.prompt_answer import PromptAnswer, text_starts
 from tiercel.server.engine.sequences import SequenceStart
 from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.watch import run_watched
@@ -79,12 +79,22 @@ class _ReplyFields(Struct, frozen=True):
     num_choices: int
 
 
+class _Echo(Struct, frozen=True):
+    """The text of a prompt that the answer repeats."""
+
+    text: str | None
+    starts: Sequence[int]  # the character at which each token begins, if log-probabilities are asked for
+
+
+_NO_ECHO = _Echo(None, ())
+
+
 class _PreparedCall(Struct, frozen=True):
     """A client request, checked and tokenised."""
 
     plan: SamplingPlan
     prompts: list[list[int]]
-    texts: list[str]  # of the prompts, if the answer repeats them
+    echoes: list[_Echo]  # of the prompts, if the answer repeats them
     params: list[SamplingParams]  # of each prompt
 
 
@@ -189,8 +199,8 @@ class GenerationPipeline:
                 plan = await self._with_bad_words(plan, call.fields.bad_words, limits)
         plan = await self._with_grammar(plan, limits, tenant)
         cap = self._context.defaults.max_new_tokens
-        texts = [] if plan.echo is None else await self._echoed(plan.echo, prompts, plan)
-        return _PreparedCall(plan, prompts, texts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
+        echoes = [] if plan.echo is None else await self._echoed(plan.echo, prompts, plan)
+        return _PreparedCall(plan, prompts, echoes, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
 
     async def _with_grammar(self, plan: SamplingPlan, limits: ModelLimits, tenant: Tenant) -> SamplingPlan:
         """Return the plan with the checked grammar of its constraint. Errors: AdmissionError (400)."""
@@ -274,22 +284,29 @@ class GenerationPipeline:
         plan, vocabulary = prepared.plan, self._context.codec.vocabulary
         answers: list[PromptAnswer] = []
         for index, tokens in enumerate(prepared.prompts):
-            text = prepared.texts[index] if prepared.texts else None
+            echo = prepared.echoes[index] if prepared.echoes else _NO_ECHO
             for choice in range(plan.kept or plan.n):
                 facts = submission.facts[index * plan.n + (choice if plan.is_streamed else 0)]
                 logprobs = DrawnTokens(facts.prompt_logprobs, vocabulary)
-                answers.append(PromptAnswer(tokens, text, logprobs, facts.read_pooled))
+                answers.append(PromptAnswer(tokens, echo.text, logprobs, facts.read_pooled, echo.starts))
         return answers
 
-    async def _echoed(self, texts: Sequence[str | None], prompts: Sequence[list[int]], plan: SamplingPlan) -> list[str]:
+    async def _echoed(
+        self, texts: Sequence[str | None], prompts: Sequence[list[int]], plan: SamplingPlan
+    ) -> list[_Echo]:
         """Return the texts of prompts that the answer repeats; None stands for a prompt that was given as tokens."""
-        codec, skips = self._context.codec, plan.rules.skip_special_tokens
+        codec, skips, has_logprobs = (
+            self._context.codec,
+            plan.rules.skip_special_tokens,
+            plan.params.logprobs is not None,
+        )
 
-        def decode() -> list[str]:
-            return [
-                codec.decode(tokens, skip_special_tokens=skips) if text is None else text
-                for text, tokens in zip(texts, prompts, strict=True)
-            ]
+        def decode() -> list[_Echo]:
+            echoes: list[_Echo] = []
+            for text, tokens in zip(texts, prompts, strict=True):
+                text = codec.decode(tokens, skip_special_tokens=skips) if text is None else text
+                echoes.append(_Echo(text, text_starts(tokens, text, codec.vocabulary) if has_logprobs else ()))
+            return echoes
 
         return await self._context.in_worker(decode)
 

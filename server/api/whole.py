@@ -54,6 +54,7 @@ class _WholeChoice:
             tokens=self._tokens,
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
+            num_hidden=last.num_hidden,
         )
 
 
@@ -129,9 +130,14 @@ def best_choices(choices: Sequence[ChoiceDelta], best_of: int, kept: int) -> lis
     """Return for each prompt the `kept` of its `best_of` choices with the highest mean log-probability, best first."""
     best: list[ChoiceDelta] = []
     for first in range(0, len(choices), best_of):
-        of_prompt = sorted(choices[first : first + best_of], key=lambda choice: -choice.logprobs.packed.mean)
+        of_prompt = sorted(choices[first : first + best_of], key=lambda choice: -_mean_logprob(choice))
         best += of_prompt[:kept]
     return [replace(choice, choice=index) for index, choice in enumerate(best)]
+
+
+def _mean_logprob(choice: ChoiceDelta) -> float:
+    """Return the mean of the tokens with text, so that the order does not depend on whether ids are returned."""
+    return choice.logprobs.packed.mean(len(choice.logprobs) - choice.num_hidden)
 
 
 async def _send_pieces(send: PatientSender, pieces: Iterable[bytes], length: int | None) -> None:

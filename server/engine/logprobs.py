@@ -11,7 +11,7 @@ from tiercel.outcome import PromptReading, TokenLogprobs
 from tiercel.server.text.vocabulary import Vocabulary
 
 _ENTRY_BYTES = 8  # a token id and a float32, the type in which the engine computes log-probabilities
-_POSITION_BYTES = 8  # its end and the rank of its token
+_POSITION_BYTES = 12  # its end, the rank of its token and the place of its token in the text
 _LEAST = -9999.0  # JSON has no infinity
 
 
@@ -40,13 +40,14 @@ class DrawnToken(Struct, frozen=True):
 class PackedLogprobs:
     """The log-probabilities of consecutive tokens of one sequence, in arrays."""
 
-    __slots__ = ("_ends", "_logprobs", "_ranks", "_tokens")
+    __slots__ = ("_ends", "_logprobs", "_ranks", "_tokens", "text_starts")
 
     def __init__(self) -> None:
         self._tokens = array("I")  # of each position: the sampled token, then the likeliest ones
         self._logprobs = array("f")
         self._ends = array("I")  # of each position, in these two arrays
         self._ranks = array("I")  # of each position: of the sampled token
+        self.text_starts = array("I")  # of each position: the character of the text at which its token begins
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -64,6 +65,7 @@ class PackedLogprobs:
         self._logprobs.extend(entry.top_logprobs)
         self._ends.append(len(self._tokens))
         self._ranks.append(entry.rank)
+        self.text_starts.append(0)  # set when the token becomes text
 
     def append_part(self, part: PromptReading, tokens: Sequence[int]) -> None:
         """Add the positions of a part of a prompt. `tokens`: the prompt's tokens at these positions."""
@@ -75,12 +77,18 @@ class PackedLogprobs:
             self._logprobs.extend(top_logprobs[index * count : (index + 1) * count])
             self._ends.append(len(self._tokens))
         self._ranks.extend(array("I", part.ranks))
+        self.text_starts.frombytes(bytes(len(part.ranks)))  # zeros: see `PromptAnswer.text_starts`
 
-    @property
-    def mean(self) -> float:
-        """The mean log-probability of the sampled tokens; -inf if there are none."""
-        count = len(self)
+    def mean(self, count: int) -> float:
+        """Return the mean log-probability of the first `count` sampled tokens; -inf if there are none."""
         return sum(self._logprobs[self._start(index)] for index in range(count)) / count if count else -math.inf
+
+    def cut_text(self, length: int) -> None:
+        """Place tokens that begin behind the first `length` characters of the text at its end."""
+        for index in range(len(self.text_starts) - 1, -1, -1):
+            if self.text_starts[index] <= length:
+                return
+            self.text_starts[index] = length
 
     def extend(self, other: "PackedLogprobs", start: int = 0, stop: int | None = None) -> None:
         """Add the positions from `start` to `stop` of others; positions that do not exist are left out."""
@@ -93,6 +101,7 @@ class PackedLogprobs:
         self._logprobs.extend(other._logprobs[first:last])
         self._ends.extend(end + shift for end in other._ends[start:stop])
         self._ranks.extend(other._ranks[start:stop])
+        self.text_starts.extend(other.text_starts[start:stop])
 
     def drawn(self, position: int, vocabulary: Vocabulary) -> DrawnToken:
         """Return one position as text."""

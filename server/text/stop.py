@@ -33,6 +33,11 @@ class StopScanner:
         self._include_stop = include_stop
         self._held = ""
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether text is held back."""
+        return bool(self._held)
+
     def feed(self, text: str, *, may_stop: bool = True) -> StopStep:
         """Take the next text. With `may_stop` false (before `min_tokens`) stop strings in it are ignored."""
         if not self._stops:

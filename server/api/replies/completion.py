@@ -3,7 +3,7 @@
 Whole answers carry every field, null where there is nothing. Chunks leave out what does not apply (UNSET).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -15,12 +15,16 @@ from tiercel.server.api.replies.hole import hole, list_pieces
 from tiercel.server.api.replies.prompt_logprobs import PromptLogprobs, prompt_logprobs_pieces
 from tiercel.server.api.replies.usage import UsageBody
 from tiercel.server.engine.choice_text import ChoiceDelta
-from tiercel.server.engine.logprobs import DrawnToken
+from tiercel.server.engine.logprobs import DrawnToken, TokenChoice
 from tiercel.server.engine.prompt_answer import PromptAnswer
 
 
 class TextLogprobs(Struct, frozen=True):
-    """The log-probabilities of the tokens of a text, as parallel lists; null for the first token of a prompt."""
+    """The log-probabilities of the tokens of a text, as parallel lists; null for the first token of a prompt.
+
+    `text_offset`: the character of the text at which the token begins. A token without text, such as a hidden stop
+    token, has that of the next character, and several tokens of one character have the same.
+    """
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -85,7 +89,7 @@ class TextShape(DataEvents):
 
     def __init__(self, head: ReplyHead) -> None:
         self._head = head
-        self._offsets: dict[int, int] = {}  # of the next token, by choice that has begun
+        self._prompt_lengths: dict[int, int] = {}  # characters of the repeated prompt, by choice that has begun
         self._prompts: Sequence[PromptAnswer] = ()
 
     def begin(self, prompts: Sequence[PromptAnswer]) -> None:
@@ -94,19 +98,24 @@ class TextShape(DataEvents):
 
     def chunks(self, delta: ChoiceDelta, usage: UsageBody | UnsetType | None) -> list[TextChunk]:
         """Return one chunk, or none while all text is held back. The first one of a choice repeats the prompt."""
-        is_end, is_first = delta.finish_reason is not None, delta.choice not in self._offsets
+        is_end, is_first = delta.finish_reason is not None, delta.choice not in self._prompt_lengths
         prompt = self._prompts[delta.choice] if is_first and self._prompts else None
         echoed = prompt is not None and prompt.text is not None
         if not (delta.text or delta.logprobs or delta.tokens or is_end or echoed):
             return []
-        head, offset = self._head, self._offsets.get(delta.choice, 0)
+        head = self._head
+        if is_first:
+            self._prompt_lengths[delta.choice] = len(prompt.text or "") if prompt is not None else 0
         text = prompt.text + delta.text if prompt is not None and prompt.text is not None else delta.text
         logprobs = None
         if head.with_logprobs:
             entries = list(self._entries(prompt, delta))
-            logprobs = _text_logprobs(entries, offset, head.token_name)
-            offset += sum(len(entry.drawn.text) for entry in entries)
-        self._offsets[delta.choice] = offset
+            logprobs = TextLogprobs(
+                list(_offsets(prompt, delta, self._prompt_lengths[delta.choice])),
+                [_logprob(entry) for entry in entries],
+                [_name(entry.drawn, head) for entry in entries],
+                [_tops(entry, head) for entry in entries],
+            )
         choice = TextChunkChoice(
             index=delta.choice,
             text=text,
@@ -159,15 +168,15 @@ class TextShape(DataEvents):
 
     def _logprobs_pieces(self, prompt: PromptAnswer, whole: ChoiceDelta) -> Iterator[bytes]:
         """Yield the JSON of `TextLogprobs`, piece by piece."""
-        name = self._head.token_name
+        head = self._head
         yield b'{"text_offset":'
-        yield from list_pieces(_offsets(self._entries(prompt, whole), 0), lambda offset: offset)
+        yield from list_pieces(_offsets(prompt, whole, len(prompt.text or "")), lambda offset: offset)
         yield b',"token_logprobs":'
         yield from list_pieces(self._entries(prompt, whole), _logprob)
         yield b',"tokens":'
-        yield from list_pieces(self._entries(prompt, whole), lambda entry: name(entry.drawn.token, entry.drawn.text))
+        yield from list_pieces(self._entries(prompt, whole), lambda entry: _name(entry.drawn, head))
         yield b',"top_logprobs":'
-        yield from list_pieces(self._entries(prompt, whole), lambda entry: _tops(entry, name))
+        yield from list_pieces(self._entries(prompt, whole), lambda entry: _tops(entry, head))
         yield b"}"
 
     def _entries(self, prompt: PromptAnswer | None, delta: ChoiceDelta) -> Iterable[DrawnToken]:
@@ -189,35 +198,39 @@ class TextShape(DataEvents):
         )
 
 
-TokenName = Callable[[int, str], str]
+def _offsets(prompt: PromptAnswer | None, delta: ChoiceDelta, prompt_length: int) -> Iterator[int]:
+    """Yield the character of the text at which each token of `TextShape._entries` begins.
 
-
-def _text_logprobs(entries: Sequence[DrawnToken], offset: int, name: TokenName) -> TextLogprobs:
-    """Return log-probabilities in the shape of text completions; `offset` is the position of the first token."""
-    return TextLogprobs(
-        list(_offsets(entries, offset)),
-        [_logprob(entry) for entry in entries],
-        [name(entry.drawn.token, entry.drawn.text) for entry in entries],
-        [_tops(entry, name) for entry in entries],
-    )
-
-
-def _offsets(entries: Iterable[DrawnToken], offset: int) -> Iterator[int]:
-    """Yield the position of each token in the text."""
-    for entry in entries:
-        yield offset
-        offset += len(entry.drawn.text)
+    `prompt_length`: characters of the repeated prompt before the outputs.
+    """
+    if prompt is not None and prompt.text is not None:
+        yield from prompt.text_starts
+    yield from (prompt_length + start for start in delta.logprobs.packed.text_starts)
 
 
 def _logprob(entry: DrawnToken) -> float | None:
     return entry.drawn.logprob if entry.rank else None
 
 
-def _tops(entry: DrawnToken, name: TokenName) -> dict[str, float] | None:
-    """Return log-probabilities by text, the most likely first; of tokens with equal text, the most likely one."""
+def _name(token: TokenChoice, head: ReplyHead) -> str:
+    """Return how a token is written: its text, or as OpenAI does its bytes if they are not whole characters."""
+    if "\ufffd" in token.text and token.text.encode() != token.bytes:
+        return head.token_name(token.token, "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes))
+    return head.token_name(token.token, token.text)
+
+
+def _tops(entry: DrawnToken, head: ReplyHead) -> dict[str, float] | None:
+    """Return log-probabilities by the name of the token, the most likely first.
+
+    Of several tokens with one name, that which was drawn keeps it, and the others are written "token_id:123".
+    """
     if not entry.rank:
         return None
-    logprob_by_text: dict[str, float] = {}
+    token_by_name = {_name(entry.drawn, head): entry.drawn.token}
+    logprob_by_name: dict[str, float] = {}
     for one in (*entry.likeliest, entry.drawn):
-        logprob_by_text.setdefault(name(one.token, one.text), one.logprob)
-    return logprob_by_text
+        name = _name(one, head)
+        if token_by_name.setdefault(name, one.token) != one.token:
+            name = f"token_id:{one.token}"
+        logprob_by_name[name] = one.logprob
+    return logprob_by_name

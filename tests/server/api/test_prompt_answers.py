@@ -180,6 +180,46 @@ def test_a_hidden_stop_token_is_among_the_token_ids(model_folder: Path) -> None:
     with_server(server_settings(model_folder), test, Script(reply=(50, 51, 52)))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_ids_and_log_probabilities_are_equally_many(model_folder: Path, stream: bool) -> None:
+    async def test(server: Running) -> None:
+        more: dict[str, object] = {"stream": stream, "stop_token_ids": [52]}
+        for returned in (True, False):
+            body = text_body([9], logprobs=1, return_token_ids=returned, **more)
+            answer = await server.http.post(TEXT, json=body)
+            choices = [part["choices"][0] for part in (events_of(answer.text) if stream else [answer.json()])]
+            columns = [choice["logprobs"]["tokens"] for choice in choices]
+            assert sum(map(len, columns)) == 2 + returned
+            if returned:
+                assert [len(column) for column in columns] == [len(choice["token_ids"]) for choice in choices]
+            body = chat_body(logprobs=True, return_token_ids=returned, **more)
+            answer = await server.http.post(CHAT, json=body)
+            choices = [part["choices"][0] for part in (events_of(answer.text) if stream else [answer.json()])]
+            counts = [len((choice.get("logprobs") or {"content": ()})["content"]) for choice in choices]
+            assert sum(counts) == 2 + returned
+            if returned:
+                assert counts == [len(choice.get("token_ids") or ()) for choice in choices]
+
+    with_server(server_settings(model_folder), test, Script(reply=(50, 51, 52)))
+
+
+def test_an_echo_of_tokens_without_its_special_tokens_has_offsets_of_what_it_shows(
+    model_folder: Path, codec: TextCodec
+) -> None:
+    end = codec.vocabulary.special_id_by_text["</s>"]
+
+    async def test(server: Running) -> None:
+        for skips in (True, False):
+            body = text_body([end, 50, end], echo=True, logprobs=1, max_tokens=2, skip_special_tokens=skips)
+            choice = (await answer_of(server, TEXT, body))["choices"][0]
+            pieces = [codec.decode([token], skip_special_tokens=skips) for token in (end, 50, end, 51, 53)]
+            assert choice["text"] == "".join(pieces)
+            places = [len("".join(pieces[:index])) for index in range(len(pieces))]
+            assert choice["logprobs"]["text_offset"] == places
+
+    with_server(server_settings(model_folder), test, Script(reply=(51, 53)))
+
+
 def test_tokens_of_log_probabilities_are_written_as_ids(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         more: dict[str, object] = {"return_tokens_as_token_ids": True, "max_tokens": 1}
