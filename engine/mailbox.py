@@ -1,13 +1,19 @@
 """The engine's end of the socket to the HTTP process. Only `wait` blocks."""
 
+import logging
 import select
 import socket
 
+from msgspec.structs import replace
+
 from tiercel.engine.wake import Wake
 from tiercel.errors import WireError
-from tiercel.wire import FrameReader, FromEngine, ToEngine, encode_frame
+from tiercel.wire import FrameReader, FromEngine, Report, ToEngine, encode_frame, encode_report
+
+log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 18
+_MAX_CAUSES = 8  # causes of lost gauges that are logged: a cause may hold a value that differs in each step
 
 
 class EngineMailbox:
@@ -19,6 +25,7 @@ class EngineMailbox:
         self._socket = sock
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # pyright: ignore[reportArgumentType]
         self._unsent = bytearray()
+        self._causes: set[str] = set()  # of lost gauges, as logged
         self.is_closed = False  # the HTTP process is gone
 
     def take(self) -> list[ToEngine]:
@@ -38,9 +45,28 @@ class EngineMailbox:
         return messages
 
     def post(self, message: FromEngine) -> None:
-        """Send a frame; bytes that the socket does not accept now are sent by a later call."""
-        self._unsent += encode_frame(message)
+        """Send a frame; bytes that the socket does not accept now are sent by a later call.
+
+        A report whose gauges cannot be sent goes without them, and the log says why, once for each cause.
+        Errors: WireError if another value cannot be sent.
+        """
+        self._unsent += self._report_frame(message) if isinstance(message, Report) else encode_frame(message)
         self.flush()
+
+    def _report_frame(self, report: Report) -> bytes:
+        if report.gauges is None:
+            return encode_frame(report)
+        try:
+            return encode_report(report)
+        except WireError as error:
+            frame = encode_frame(replace(report, gauges=None))
+            self._note_lost_gauges(str(error))
+            return frame
+
+    def _note_lost_gauges(self, cause: str) -> None:
+        if cause not in self._causes and len(self._causes) < _MAX_CAUSES:
+            self._causes.add(cause)
+            log.error("gauges not sent cause=%s", cause)
 
     def flush(self) -> None:
         """Send the bytes that are still unsent, as far as the socket accepts them."""

@@ -161,7 +161,8 @@ class SlotPool:
         self._references.own_many(index, by_transfer)
         self.num_free -= count
         self.taken_slots += count
-        self.taken_runs += 1 + int(np.count_nonzero(np.diff(slots) != 1)) - (near is not None and slots[0] == near + 1)
+        is_continued = near is not None and int(slots[0]) == near + 1  # as numbers of Python, so that the sum stays one
+        self.taken_runs += 1 + int(np.count_nonzero(np.diff(slots) != 1)) - is_continued
         return index
 
     def take_at(self, slot: SlotId, *, by_transfer: bool = False) -> bool:

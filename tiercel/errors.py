@@ -6,7 +6,7 @@ TiercelError
 ├── DeviceError       the device failed a step
 │   └── OutOfDeviceMemoryError   the device memory did not suffice; a smaller step may succeed
 ├── DeviceLostError   the device fails every step from now on: the engine process must restart
-├── WireError         the peer process sent a frame that cannot be read
+├── WireError         a frame of the peer process cannot be read, or a message cannot be sent
 └── InvariantError    the engine's books are inconsistent; never caught, never expected
 """
 
@@ -68,7 +68,7 @@ class DeviceLostError(TiercelError):
 
 
 class WireError(TiercelError):
-    """The peer process sent a frame that cannot be read."""
+    """A frame of the peer process cannot be read, or a message cannot be sent."""
 
 
 class InvariantError(TiercelError):

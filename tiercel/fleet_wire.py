@@ -10,13 +10,14 @@ The ids of sequences are those of the host's window for this connection: `Welcom
 import struct
 from array import array
 from collections.abc import Collection, Container
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tiercel.errors import WireError
+from tiercel.frame_body import BodyEncoder
 from tiercel.ids import KeyHead, SeqId, TenantId
 from tiercel.limit_use import LimitUse
 from tiercel.outcome import Finished, Gauges
@@ -102,7 +103,7 @@ HostFrame = Welcome | Pong | Loading | Ready | Report | EngineNews | EngineDied 
 
 M = TypeVar("M", FrontFrame, HostFrame)
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = BodyEncoder(cast(type[FrontFrame | HostFrame], FrontFrame | HostFrame))
 
 
 class Framed(NamedTuple):
@@ -113,7 +114,7 @@ class Framed(NamedTuple):
 
 
 def frame_of(message: FrontFrame | HostFrame, epoch: int) -> bytes:
-    """Return a message as a frame. Errors: WireError if its body is longer than MAX_FRAME_BYTES."""
+    """Return a message as a frame. Errors: as `tiercel.wire.encode_frame`."""
     return frame_body(_encoder.encode(message), epoch)
 
 

@@ -5,12 +5,13 @@ ids and sequence ids are raw uint32 and uint64 bytes, because a step has hundred
 """
 
 import struct
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 
 from tiercel.errors import WireError
+from tiercel.frame_body import BodyEncoder
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, Pooled, PromptReading, TokenLogprobs
 from tiercel.rates import EngineSpeed
@@ -167,18 +168,47 @@ FromEngine = Loading | Ready | Failed | DiskReleased | Report | EngineNews
 
 M = TypeVar("M", ToEngine, FromEngine)
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = BodyEncoder(cast(type[ToEngine | FromEngine], ToEngine | FromEngine))
 
 
 def encode_frame(message: ToEngine | FromEngine) -> bytes:
     """Return a message as a frame.
 
-    Errors: WireError if the body is longer than MAX_FRAME_BYTES.
+    Errors: WireError if a value cannot be sent, or if the body is longer than MAX_FRAME_BYTES.
     """
-    body = _encoder.encode(message)
+    return _framed(_encoder.encode(message))
+
+
+def _framed(body: bytes) -> bytes:
     if len(body) > MAX_FRAME_BYTES:
         raise WireError("wire.too_large", bytes=len(body), limit=MAX_FRAME_BYTES)
     return _LENGTH.pack(len(body)) + body
+
+
+class _ReportGauges(Struct, frozen=True, tag="report"):
+    """A report of which only the gauges are decoded."""
+
+    gauges: Gauges | None = None
+
+
+_gauges_decoder = msgspec.msgpack.Decoder(_ReportGauges)
+
+
+def encode_report(report: Report) -> bytes:
+    """Return a report as a frame whose gauges the peer can decode.
+
+    Gauges come from all books of the engine, are sent with every step, and no client waits for them. So they are
+    decoded once before they are sent: a value that MessagePack knows but the field does not have, such as a bool for a
+    number, would otherwise end the connection at the peer.
+    Cost:   about 1 us; 25 us for gauges of all tiers, tenants and sequences, which come every 0.25 s.
+    Errors: as `encode_frame`; WireError if a gauge has not the type of its field.
+    """
+    body = _encoder.encode(report)
+    try:
+        _gauges_decoder.decode(body)
+    except msgspec.MsgspecError as exc:
+        raise WireError("wire.unsendable", f"Report cannot be sent: {exc}") from exc
+    return _framed(body)
 
 
 class FrameReader(Generic[M]):

@@ -1,0 +1,220 @@
+"""Values of foreign types in every field of every message between processes: sent as what they are, or refused.
+
+The messages and their fields are found by walking the types, so a new message or field is tested without a line here.
+"""
+
+import logging
+import socket
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.tiercel.every_field import Scalar, make, message_types, scalars_of
+from tiercel import fleet_wire, wire
+from tiercel.engine.mailbox import EngineMailbox
+from tiercel.errors import WireError
+from tiercel.fleet_wire import BodyDecoder, FrameSplitter, FrontFrame, HostFrame, frame_of
+from tiercel.frame_body import BodyEncoder, plain_value
+from tiercel.outcome import Gauges, TierGauges
+from tiercel.tier import Tier
+from tiercel.wire import FrameReader, FromEngine, Report, ToEngine, encode_frame, encode_report
+
+
+class Text(str):
+    """A string of a class of its own, as markupsafe has one."""
+
+
+class Tensor:
+    """A tensor without dimensions, as torch has them."""
+
+    shape = ()
+
+    def item(self) -> int:
+        return 6
+
+
+FOREIGN: dict[str, object] = {
+    "float64": np.float64(1.5), "float32": np.float32(0.1), "float16": np.float16(0.5), "longdouble": np.longdouble(3),
+    "int64": np.int64(7), "int32": np.int32(5), "uint8": np.uint8(9), "uint64": np.uint64(8), "bool": np.bool_(False),
+    "str": np.str_("numpy"), "bytes": np.bytes_(b"87654321"), "array": np.array(4), "tensor": Tensor(),
+    "fraction": Fraction(1, 4), "subclass": Text("own"),
+}  # fmt: skip
+
+# The values of what is plainly a number, a text or bytes, which are right in a field of that kind.
+PLAIN: dict[str, object] = {
+    "float64": 1.5, "float32": float(np.float32(0.1)), "float16": 0.5, "longdouble": 3.0, "int64": 7, "int32": 5,
+    "uint8": 9, "uint64": 8, "bool": False, "str": "numpy", "bytes": b"87654321", "array": 4, "tensor": 6,
+    "fraction": 0.25, "subclass": "own",
+}  # fmt: skip
+assert FOREIGN.keys() == PLAIN.keys()
+
+Cross = Callable[[Any], Any]  # a message, and what the peer reads
+
+
+def _over_the_socket(union: Any) -> Cross:
+    def cross(message: Any) -> Any:
+        (found,) = FrameReader(union).feed(encode_frame(message))
+        return found
+
+    return cross
+
+
+def _over_tcp(union: Any) -> Cross:
+    def cross(message: Any) -> Any:
+        (frame,) = FrameSplitter().feed(frame_of(message, 1))
+        return BodyDecoder(union).decode(frame.body)
+
+    return cross
+
+
+WIRES: dict[str, tuple[Any, Cross]] = {
+    "to the engine": (ToEngine, _over_the_socket(ToEngine)),
+    "from the engine": (FromEngine, _over_the_socket(FromEngine)),
+    "front to host": (FrontFrame, _over_tcp(FrontFrame)),
+    "host to front": (HostFrame, _over_tcp(HostFrame)),
+}
+MESSAGES = [
+    pytest.param(kind, cross, id=f"{name}: {kind.__name__}")
+    for name, (union, cross) in WIRES.items()
+    for kind in message_types(union)
+]
+
+
+def _fits(value: object, place: Scalar, message: type[msgspec.Struct], decoder: "msgspec.msgpack.Decoder[Any]") -> bool:
+    """Return whether a plain value is right in a place, as the decoder of the type sees it."""
+    try:
+        decoder.decode(msgspec.msgpack.encode(make(message, place.path, value)))
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("message", "cross"), MESSAGES)
+def test_a_foreign_value_arrives_as_what_it_is_or_is_refused_by_the_sender(
+    message: type[msgspec.Struct], cross: Cross
+) -> None:
+    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(message)
+    assert cross(make(message)) == make(message)
+    for place in scalars_of(message):
+        taken = set[str]()
+        for name, value in FOREIGN.items():
+            if name == "array" and place.path[-1] == "key":
+                continue  # it cannot be one
+            sent = make(message, place.path, value)
+            if not _fits(PLAIN[name], place, message, decoder):
+                # The class of a string that is a key is of no matter to msgspec: a wrong one is found by the peer.
+                is_plain = place.path[-1] == "key" and isinstance(value, str)
+                with pytest.raises(WireError, match="unreadable" if is_plain else "cannot be sent"):
+                    cross(sent)
+                continue
+            assert cross(sent) == make(message, place.path, PLAIN[name]), (place, name)
+            taken.add(name)
+        if place.kind in (int, float, bool, bytes):
+            assert taken, place
+
+
+def test_every_message_of_the_modules_is_in_a_union() -> None:
+    unions = {kind for union, _ in WIRES.values() for kind in message_types(union)}
+    for module in (wire, fleet_wire):
+        declared = {
+            kind
+            for kind in vars(module).values()
+            if isinstance(kind, type)
+            and issubclass(kind, msgspec.Struct)
+            and kind.__module__ == module.__name__
+            and kind.__struct_config__.tag is not None
+            and not kind.__name__.startswith("_")
+        }
+        assert declared <= unions
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.array([1, 2]), np.array([1]), np.complex64(1), 1j, object(), np.datetime64("2020-01-01")],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_that_is_no_number_is_refused_by_its_type(value: object) -> None:
+    with pytest.raises(TypeError, match=type(value).__qualname__):
+        plain_value(value)
+    with pytest.raises(WireError, match=rf"Report cannot be sent.*{type(value).__qualname__}"):
+        encode_frame(Report(gauges=Gauges(steps=value)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [wire.Loading("\udc80"), wire.Quit(2**64), wire.Failed("code", "/models/\udcff")],  # type: ignore[arg-type]
+    ids=["text", "number", "path"],
+)
+def test_plain_values_that_messagepack_cannot_hold_are_refused_as_well(message: Any) -> None:
+    with pytest.raises(WireError, match=f"{type(message).__name__} cannot be sent"):
+        encode_frame(message)
+    with pytest.raises(WireError, match=f"{type(message).__name__} cannot be sent"):
+        frame_of(message, 1)
+
+
+def test_only_a_message_with_a_foreign_value_costs_a_second_look() -> None:
+    looked = list[object]()
+
+    class Watched(BodyEncoder[Report]):
+        def _encode_foreign(self, message: Report) -> bytes:
+            looked.append(message)
+            return super()._encode_foreign(message)
+
+    encoder = Watched(Report)
+    plain, foreign = Report(gauges=Gauges(steps=3)), Report(gauges=Gauges(steps=cast(int, np.int64(3))))
+    assert encoder.encode(plain) == encoder.encode(foreign)
+    assert looked == [foreign]
+
+
+# ---- gauges: a report never waits for them
+
+
+GAUGES = [place for place in scalars_of(Report) if place.path[0] == "gauges"]
+
+
+def test_a_report_whose_gauges_cannot_be_read_is_sent_without_them(caplog: pytest.LogCaptureFixture) -> None:
+    """Every gauge, with every value that it cannot hold, of plain and of foreign types."""
+    wrong: list[object] = [True, "text", b"bytes", 2.5, -1j, 2**65, (1,), np.bool_(True), np.array([1, 2]), object()]
+    ours, theirs = socket.socketpair()
+    reader: FrameReader[FromEngine] = FrameReader(FromEngine)
+    num_lost = 0
+    with ours, theirs:
+        mailbox = EngineMailbox(ours)
+        for place in GAUGES:
+            for value in wrong:
+                if place.path[-1] == "key" and isinstance(value, np.ndarray):
+                    continue  # it cannot be one
+                sent = make(Report, place.path, value)
+                mailbox.post(sent)
+                (found,) = reader.feed(theirs.recv(1 << 20))
+                assert isinstance(found, Report)
+                assert (found.seqs, found.tokens) == (sent.seqs, sent.tokens)
+                assert found.finished == sent.finished
+                assert found.firsts == sent.firsts
+                num_lost += found.gauges is None
+    assert num_lost > 5 * len(GAUGES)
+    assert caplog.text.count("gauges not sent") == 8
+
+
+def test_one_cause_is_logged_once_and_names_the_gauge(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = socket.socketpair()
+    tier = TierGauges(tier=Tier.HBM, mean_run_blocks=cast(float, np.bool_(True)))
+    with ours, theirs, caplog.at_level(logging.INFO):
+        mailbox = EngineMailbox(ours)
+        for step in range(50):
+            mailbox.post(Report(seqs=bytes(8), tokens=bytes(4), gauges=Gauges(steps=step, tiers=(tier,))))
+        mailbox.post(Report(gauges=Gauges(steps=50)))
+        found = FrameReader(FromEngine).feed(theirs.recv(1 << 20))
+    assert [report.gauges for report in found] == [None] * 50 + [Gauges(steps=50)]
+    (line,) = caplog.messages
+    assert line.startswith("gauges not sent cause=")
+    assert "$.gauges.tiers[0].mean_run_blocks" in line
+
+
+def test_a_report_that_is_wrong_elsewhere_is_not_mended() -> None:
+    with pytest.raises(WireError, match="Report cannot be sent"):
+        encode_report(Report(seqs=cast(bytes, object()), gauges=Gauges()))
