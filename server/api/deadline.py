@@ -21,6 +21,12 @@ _ORIGINS: dict[Limit, str] = {
     "read_timeout": f"its header {READ_TIMEOUT}",
     "request_timeout": "the request-timeout of this server",
 }
+_GRACE_S = 1.0
+"""Seconds between the read timeout of an SDK and the end of its request here.
+
+At the same time, the answer of the server would race with the timeout of the SDK, which then sees now the one and now
+the other. The client is gone when the request ends here, unless a proxy holds its connection.
+"""
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
@@ -30,6 +36,7 @@ class Deadline(Struct, frozen=True):
     at_s: float  # on the clock of the server
     limit_s: float  # after its arrival
     limit: Limit
+    keeps_text: bool = True  # a part of the answer is an answer; otherwise the request fails
 
     def end(self, drain_s: float) -> StreamEnd:
         """Return the end of a request without a token at this time; the queue is empty after `drain_s`.
@@ -50,19 +57,22 @@ def deadline_of(
 
     The read timeout of the SDKs bounds the silence of a connection. A whole answer is sent at once, so that the timeout
     bounds the time to its end; the comments of a quiet stream end the silence, so that it bounds nothing there.
+
+    A stream that ends early has been read so far and says so at its end. A whole answer that was cut is returned only
+    to a client that named the time in its body: other clients would take it for the answer.
     """
     limits: list[tuple[float, Limit]] = []
     if fields.timeout is not None:
         limits.append((fields.timeout, "timeout"))
     read_timeout_s = None if fields.stream else _seconds(headers.get(READ_TIMEOUT, ""))
     if read_timeout_s is not None:
-        limits.append((read_timeout_s, "read_timeout"))
+        limits.append((read_timeout_s + _GRACE_S, "read_timeout"))
     if request_timeout_s > 0:
         limits.append((request_timeout_s, "request_timeout"))
     if not limits:
         return None
     limit_s, limit = min(limits)
-    return Deadline(arrival_s + limit_s, limit_s, limit)
+    return Deadline(arrival_s + limit_s, limit_s, limit, keeps_text=bool(fields.stream) or limit == "timeout")
 
 
 def queue_limit_of(own_s: float | None, server_s: float, arrival_s: float) -> Deadline | None:

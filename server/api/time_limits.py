@@ -73,4 +73,4 @@ class TimeLimits:
         deadline = self._deadline
         assert deadline is not None
         self._counter.on_timeout(deadline.limit, has_tokens=generation.has_tokens)
-        generation.expire(deadline.end(self._drain_s()))
+        generation.expire(deadline.end(self._drain_s()), keeps_text=deadline.keeps_text)

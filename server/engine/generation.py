@@ -147,16 +147,16 @@ class Generation:
         self._alarms.append(alarm)
         alarm.set()
 
-    def expire(self, end: StreamEnd) -> None:
+    def expire(self, end: StreamEnd, *, keeps_text: bool = True) -> None:
         """End the sequences now, because the time is up.
 
-        Open choices keep their text and get the finish reason "timeout". If no choice has a token, the generation ends
-        with `end` as an error.
+        Open choices keep their text and get the finish reason "timeout". If no choice has a token, or the text is not
+        to be kept, the generation ends with `end` as an error.
         """
         facts, had_tokens = self._submission.facts, self.has_tokens
         ended = [choice for choice in range(len(facts)) if facts[choice].finished is None]
         self._client.abort([self._submission.seqs[choice] for choice in ended], FinishReason.TIMEOUT)
-        if not had_tokens:
+        if not had_tokens or not keeps_text:
             self.mailbox.put_end(end)
         else:
             for choice in ended:
