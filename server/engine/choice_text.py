@@ -9,6 +9,7 @@ from tiercel.grammar import GRAMMAR_FAILED
 from tiercel.outcome import Finished, FinishReason
 from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
 from tiercel.server.engine.mailbox import Delivery
+from tiercel.server.text.answer.event import COMPLETE, CUT, Ending
 from tiercel.server.text.detokenizer import ByteDetokenizer, Detokenizer
 from tiercel.server.text.stop import StopScanner, TextRules
 from tiercel.server.text.vocabulary import Vocabulary
@@ -27,6 +28,19 @@ class ChoiceDelta(Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None  # stop | length | timeout
     stop_reason: int | str | None = None
     num_hidden: int = 0  # the last of `logprobs` that belong to no text: that of a hidden stop token
+
+    @property
+    def ending(self) -> Ending | None:
+        """The way in which the text of the choice ended; None if it has not."""
+        match self.finish_reason, self.stop_reason:
+            case None, _:
+                return None
+            case "stop", None:
+                return COMPLETE
+            case "stop", reason:
+                return Ending(is_cut=True, following=reason if isinstance(reason, str) else "")
+            case _:
+                return CUT
 
 
 class GenerationError(Exception):

@@ -20,15 +20,17 @@ from tiercel.server.engine.choice_text import ChoiceDelta
 from tiercel.server.engine.logprobs import DrawnToken
 from tiercel.server.engine.prompt_answer import PromptAnswer
 from tiercel.server.text.answer.event import (
+    COMPLETE,
     AnswerEvent,
     AnswerParser,
     CallArguments,
-    CallBroken,
+    CallCount,
     CallEnd,
     CallStart,
     ContentPart,
     ThoughtPart,
     collect,
+    parts_of,
 )
 from tiercel.server.text.answer.reader import PLAIN, AnswerReader
 
@@ -137,7 +139,7 @@ class ChatShape(DataEvents):
         self._greeted: set[int] = set()
         self._prompts: Sequence[PromptAnswer] = ()
         self._parser_by_choice: dict[int, AnswerParser | None] = {}
-        self._choices_with_calls: set[int] = set()
+        self._count_by_choice: dict[int, CallCount] = {}
 
     def begin(self, prompts: Sequence[PromptAnswer]) -> None:
         """Take the prompt of each choice, before anything else."""
@@ -182,18 +184,17 @@ class ChatShape(DataEvents):
             return [Delta(content=delta.text)] if delta.text else []
         if delta.choice not in self._parser_by_choice:
             self._parser_by_choice[delta.choice] = self._reader.parser()
+            self._count_by_choice[delta.choice] = CallCount()
         parser = self._parser_by_choice[delta.choice]
         assert parser is not None  # the reader is not plain
-        events = parser.feed(delta.text)
-        if delta.finish_reason is not None:
-            events += parser.finish()
-        if any(isinstance(one, CallEnd) for one in events):
-            self._choices_with_calls.add(delta.choice)
+        events = parts_of(parser, delta.text, delta.ending)
+        for event in events:
+            self._count_by_choice[delta.choice].take(event)
         return [part for part in map(self._part, events) if part is not None]
 
     def _part(self, event: AnswerEvent) -> Delta | None:
         match event:
-            case ContentPart(text) | CallBroken(text=text):
+            case ContentPart(text):
                 return Delta(content=text)
             case ThoughtPart(text):
                 return Delta(reasoning_content=text)
@@ -203,8 +204,8 @@ class ChatShape(DataEvents):
                 return None
 
     def _finish_reason(self, delta: ChoiceDelta) -> str | None:
-        is_call = delta.finish_reason == "stop" and delta.choice in self._choices_with_calls
-        return "tool_calls" if is_call else delta.finish_reason
+        count = self._count_by_choice.get(delta.choice)
+        return _reason(delta, is_called=count is not None and count.is_called)
 
     def usage_chunk(self, usage: UsageBody) -> ChatChunk:
         """Return the final chunk for `include_usage`."""
@@ -227,22 +228,21 @@ class ChatShape(DataEvents):
 
     def _whole_choice(self, whole: ChoiceDelta) -> ChatReplyChoice:
         head, parser = self._head, self._reader.parser()
-        message, has_calls = ChatReplyMessage(head.role, whole.text), False
+        message, is_called = ChatReplyMessage(head.role, whole.text), False
         if parser is not None:
-            answer = collect([*parser.feed(whole.text), *parser.finish()])
-            has_calls = bool(answer.calls)
+            answer = collect(parts_of(parser, whole.text, whole.ending or COMPLETE))
+            has_calls, is_called = bool(answer.calls), answer.is_called
             message = ChatReplyMessage(
                 head.role,
                 answer.content or (None if has_calls or answer.thoughts else ""),
                 tool_calls=[tool_call(call, self._reader.form) for call in answer.calls] if has_calls else UNSET,
                 reasoning_content=answer.thoughts or UNSET,
             )
-        reason = whole.finish_reason or "stop"
         return ChatReplyChoice(
             whole.choice,
             message,
             hole(ChatLogprobs) if head.with_logprobs else None,
-            "tool_calls" if has_calls and reason == "stop" else reason,
+            _reason(whole, is_called=is_called) or "stop",
             whole.stop_reason,
             list(whole.tokens) if head.with_tokens else None,
         )
@@ -284,6 +284,11 @@ class ChatShape(DataEvents):
             system_fingerprint=head.system_fingerprint or UNSET if is_end else UNSET,
             usage=usage,
         )
+
+
+def _reason(delta: ChoiceDelta, *, is_called: bool) -> str | None:
+    """Return the finish reason for the client: it runs the calls if all of them are complete."""
+    return "tool_calls" if is_called and delta.finish_reason == "stop" else delta.finish_reason
 
 
 def _before_first_token(usage: UsageBody | UnsetType | None) -> UsageBody | UnsetType | None:

@@ -3,8 +3,6 @@
 import secrets
 from collections.abc import Iterator
 
-import msgspec
-
 from tiercel.server.api.replies.messages import (
     NO_INPUT,
     BlockDelta,
@@ -20,11 +18,12 @@ from tiercel.server.api.replies.messages import (
     ThinkingPiece,
     ToolUseBlock,
 )
+from tiercel.server.api.replies.partial_json import partial_object
 from tiercel.server.api.replies.tool_calls import new_call_id
 from tiercel.server.text.answer.event import (
     AnswerEvent,
     CallArguments,
-    CallBroken,
+    CallCount,
     CallEnd,
     CallStart,
     ContentPart,
@@ -42,14 +41,20 @@ class BlockWriter:
         self._num_begun = 0
         self._open: ContentBlock | None = None
         self._texts: list[str] = []  # of the open block
-        self.has_calls = False
+        self._count = CallCount()
+
+    @property
+    def is_called(self) -> bool:
+        """True if the client may run the calls: see `CallCount`."""
+        return self._count.is_called
 
     def whole(self) -> list[ContentBlock]:
-        """Return all blocks, which are over. A call that turned out to be malformed is text here."""
+        """Return all blocks, which are over. A call that is not complete has as much of its input as can be read."""
         return self._done
 
     def take(self, event: AnswerEvent) -> Iterator[MessageEvent]:
-        """Add a part of the answer. The block of a malformed call ends, and its text follows in another one."""
+        """Add a part of the answer."""
+        self._count.take(event)
         match event:
             case ContentPart(text):
                 yield from self.text(text)
@@ -62,12 +67,7 @@ class BlockWriter:
             case CallArguments(text=text):
                 yield self._piece(InputPiece(text), text)
             case CallEnd():
-                self.has_calls = True
                 yield from self.close()
-            case CallBroken(text=text):
-                self._open = None
-                yield BlockStop(self._num_begun - 1)
-                yield from self.text(text)
 
     def text(self, text: str) -> Iterator[MessageEvent]:
         """Add text for the user."""
@@ -86,7 +86,7 @@ class BlockWriter:
                 yield self._piece(SignaturePiece(), "")
                 self._done.append(ThinkingBlock("".join(self._texts)))
             case ToolUseBlock(id=id, name=name):
-                self._done.append(ToolUseBlock(id, name, msgspec.Raw("".join(self._texts).encode())))
+                self._done.append(ToolUseBlock(id, name, partial_object("".join(self._texts))))
         self._open = None
         yield BlockStop(self._num_begun - 1)
 

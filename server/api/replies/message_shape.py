@@ -21,7 +21,7 @@ from tiercel.server.engine.choice_text import ChoiceDelta
 from tiercel.server.engine.prompt_answer import PromptAnswer
 from tiercel.server.http.message_failure import message_fault_of
 from tiercel.server.http.sse import event
-from tiercel.server.text.answer.event import AnswerEvent, AnswerParser
+from tiercel.server.text.answer.event import AnswerEvent, AnswerParser, parts_of
 from tiercel.server.text.answer.reader import AnswerReader
 
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -106,12 +106,11 @@ class MessageShape:
         if self._parser is None:
             self._parser = self._reader.parser()
         assert self._parser is not None  # the reader is not plain
-        parts = self._parser.feed(delta.text)
-        return parts if delta.finish_reason is None else parts + self._parser.finish()
+        return parts_of(self._parser, delta.text, delta.ending)
 
     def _ended(self, delta: ChoiceDelta) -> MessageEnd:
         if delta.finish_reason != "stop":
             return MessageEnd(_REASONS.get(delta.finish_reason or "", "end_turn"), None)
         if isinstance(delta.stop_reason, str):
             return MessageEnd("stop_sequence", delta.stop_reason)
-        return MessageEnd("tool_use" if self._blocks.has_calls else "end_turn", None)
+        return MessageEnd("tool_use" if self._blocks.is_called else "end_turn", None)

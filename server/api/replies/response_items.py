@@ -86,11 +86,6 @@ class ItemWriter:
             sequence_number=self._number(), output_index=len(self.items), item_id=self._id, delta=delta
         )
 
-    def broken(self, text: str) -> Iterator[ResponseEvent]:
-        """End the call that began last, which is no call after all; all that was written is text of the answer."""
-        yield from self.close("incomplete")
-        yield from self.text(text, [])
-
     def close(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         """End the open item, if there is one, and yield the events."""
         if self._kind is None:

@@ -41,11 +41,11 @@ from tiercel.server.text.answer.event import (
     AnswerEvent,
     AnswerParser,
     CallArguments,
-    CallBroken,
     CallEnd,
     CallStart,
     ContentPart,
     ThoughtPart,
+    parts_of,
 )
 from tiercel.server.text.answer.reader import AnswerReader
 
@@ -138,7 +138,7 @@ class ResponseShape:
     def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> ResponseBody:
         """Return the whole response, with a hole in place of the log-probabilities."""
         (whole,) = choices
-        for _ in self._grow(whole, [], is_whole=True):
+        for _ in self._grow(whole, []):
             pass  # events that nobody reads
         body = self.end(usage)
         return replace(body, output=_with_hole(body.output)) if self._with_logprobs else body
@@ -148,17 +148,14 @@ class ResponseShape:
         for choice in choices:
             yield list_pieces(choice.logprobs, _token)
 
-    def _grow(
-        self, delta: ChoiceDelta, tokens: Sequence[ChatToken], *, is_whole: bool = False
-    ) -> Iterator[ResponseEvent]:
+    def _grow(self, delta: ChoiceDelta, tokens: Sequence[ChatToken]) -> Iterator[ResponseEvent]:
         is_end = delta.finish_reason is not None
         if self._reader.is_plain:
             if delta.text or tokens:
                 yield from self._writer.text(delta.text, tokens)
         else:
             self._tokens += tokens
-            parts = self._parts(delta)
-            for part in _without_broken_calls(parts) if is_whole else parts:
+            for part in self._parts(delta):
                 yield from self._write(part)
         if is_end:
             if not self._writer.all_items():
@@ -171,8 +168,7 @@ class ResponseShape:
         if self._parser is None:
             self._parser = self._reader.parser()
         assert self._parser is not None  # the reader is not plain
-        parts = list(self._parser.feed(delta.text))
-        return parts if delta.finish_reason is None else [*parts, *self._parser.finish()]
+        return parts_of(self._parser, delta.text, delta.ending)
 
     def _write(self, part: AnswerEvent) -> Iterator[ResponseEvent]:
         tokens, self._tokens = self._tokens, []
@@ -185,10 +181,8 @@ class ResponseShape:
                 yield from self._writer.call(name, new_call_id(self._reader.form))
             case CallArguments(text=text):
                 yield from self._writer.arguments(text)
-            case CallEnd():
-                yield from self._writer.close("completed")
-            case CallBroken(text=text):
-                yield from self._writer.broken(text)
+            case CallEnd(is_complete=is_complete):
+                yield from self._writer.close("completed" if is_complete else "incomplete")
 
     def end(self, usage: UsageBody | None) -> ResponseBody:
         """End the response after its last delta, and return it."""
@@ -220,19 +214,6 @@ def _token(drawn: DrawnToken) -> ChatToken:
         list(drawn.drawn.bytes),
         [ChatTokenChoice(one.text, one.logprob, list(one.bytes)) for one in drawn.likeliest],
     )
-
-
-def _without_broken_calls(parts: Sequence[AnswerEvent]) -> Iterator[AnswerEvent]:
-    """Yield the parts of a whole answer; the text of a broken call is content and nothing else."""
-    broken = {part.index for part in parts if isinstance(part, CallBroken)}
-    for part in parts:
-        match part:
-            case CallStart(index=index) | CallArguments(index=index) if index in broken:
-                pass
-            case CallBroken(text=text):
-                yield ContentPart(text)
-            case _:
-                yield part
 
 
 def _with_hole(items: Sequence[OutputItem]) -> list[OutputItem]:

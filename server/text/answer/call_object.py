@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from enum import Enum, auto
-from typing import cast
 
 import msgspec
 
@@ -36,12 +35,13 @@ class CallObject:
     """Reads `{"name": ..., "arguments": {...}}`, with the keys in any order and `parameters` as another name.
 
     With `name` given, the text is the arguments alone. `fresh` are the pieces of the arguments that have not been taken
-    yet; there are none before the name is known.
+    yet; there are none before the name is known. Where the object turns out to be no call does not depend on the cuts
+    between the pieces of the text.
     """
 
     __slots__ = (
         *("_has_arguments", "_held", "_is_bare", "_key", "_names", "_place", "_raw", "_scanner", "_value"),
-        *("fresh", "name", "state"),
+        *("fresh", "has_object", "name", "state"),
     )
 
     def __init__(self, names: Collection[str], name: str | None = None) -> None:
@@ -56,12 +56,18 @@ class CallObject:
         self._held: list[str] = []  # pieces of the arguments before the name is known
         self.name = name
         self.fresh: list[str] = []
+        self.has_object = False  # the arguments are over, and are a JSON object
         self.state = CallState.OPEN
 
     @property
     def raw(self) -> str:
-        """All text that was taken."""
+        """The text that was taken; if the call is started, only the text behind its arguments and its name."""
         return "".join(self._raw)
+
+    @property
+    def is_in_arguments(self) -> bool:
+        """True if the text that was taken ends within the arguments."""
+        return self._place is _Place.VALUE and self._key in _ARGUMENTS and self._has_arguments
 
     @property
     def is_started(self) -> bool:
@@ -75,21 +81,25 @@ class CallObject:
 
     def feed(self, text: str) -> int:
         """Take text up to the end of the call. Return the number of characters taken, fewer if the call has ended."""
-        position = 0
+        position = start = 0
         while position < len(text) and self.state is CallState.OPEN:
+            was_value = self._place is _Place.VALUE
             if self._place is _Place.VALUE:
                 position = self._feed_value(text, position)
             elif self._place is _Place.KEY and (self._scanner.first or text[position] == '"'):
                 position = self._feed_key(text, position)
             else:
-                self._feed_mark(text[position])
-                position += 1
-        self._raw.append(text[:position])
+                position += self._feed_mark(text[position])
+            if was_value and self.is_started:
+                self._raw.clear()
+                start = position
+        self._raw.append(text[start:position])
         return position
 
-    def _feed_mark(self, mark: str) -> None:
+    def _feed_mark(self, mark: str) -> bool:
+        """Return whether the mark belongs to the call."""
         if mark in _SPACE:
-            return
+            return True
         match self._place, mark:
             case _Place.START, "{":
                 self._place = _Place.KEY
@@ -101,6 +111,7 @@ class CallObject:
                 self.state = CallState.DONE
             case _:
                 self.state = CallState.BROKEN
+        return self.state is not CallState.BROKEN
 
     def _feed_key(self, text: str, position: int) -> int:
         end = self._scanner.scan(text, position)
@@ -123,10 +134,9 @@ class CallObject:
                 self.state = CallState.BROKEN
                 return position
         end = self._scanner.scan(text, position)
-        if self._scanner.is_bad:
-            self.state = CallState.BROKEN
-            return position
         stop = len(text) if end is None else end
+        if self._scanner.is_bad:
+            self.state, stop = CallState.BROKEN, self._scanner.bad_at
         self._value.append(text[position:stop])
         if self._key in _ARGUMENTS and self._scanner.first == "{":
             self._add_arguments(text[position:stop])
@@ -141,7 +151,8 @@ class CallObject:
 
     def _add_arguments(self, piece: str) -> None:
         self._has_arguments = True
-        (self._held if self.name is None else self.fresh).append(piece)
+        if piece:
+            (self._held if self.name is None else self.fresh).append(piece)
 
     def _end_value(self) -> None:
         text = self._take_value()
@@ -155,9 +166,12 @@ class CallObject:
             self.fresh, self._held = self._held, []
         elif self._key in _ARGUMENTS:
             if isinstance(value, str):  # a JSON object written as a string
-                value = _decoded(value)
-                self._add_arguments(cast(str, _decoded(text)))
-            if not isinstance(value, dict):
+                decoded = _decoded(value)
+                if isinstance(decoded, dict):
+                    self._add_arguments(value)
+                value = decoded
+            self.has_object = isinstance(value, dict)
+            if not self.has_object and not self.is_started:
                 self.state = CallState.BROKEN
             elif self._is_bare:
                 self.state = CallState.DONE

@@ -6,7 +6,6 @@ from enum import Enum, auto
 from tiercel.server.text.answer.call_object import CallObject, CallState
 from tiercel.server.text.answer.event import (
     CallArguments,
-    CallBroken,
     CallEnd,
     CallStart,
     ContentPart,
@@ -26,6 +25,7 @@ class _Place(Enum):
     OPEN = auto()  # behind an opening mark
     HEAD = auto()  # a name, up to the arguments
     CALL = auto()
+    RUBBISH = auto()  # behind the place where arguments turned out to be no JSON
     BETWEEN = auto()  # behind a call of a list
     CLOSE = auto()  # behind a call that is in no list, or behind a list
 
@@ -33,9 +33,12 @@ class _Place(Enum):
 class CallParser(HeldText):
     """Splits text into content and calls.
 
-    A call of a function that is not one of `names`, and anything that is not exactly a call, is content. White space
-    beside calls is dropped. A call that is unfinished at the end is content. Calls behind the first `max_calls` are
-    dropped.
+    Anything that is no call of one of `names` is content. White space beside calls is dropped, and so are calls behind
+    the first `max_calls`. A call begins when its function is known and its arguments have begun; from there on it stays
+    a call, so that nothing of a stream is taken back.
+
+    If the text is cut, what may still have become a call is not content: a call whose function is known has begun,
+    and the rest is dropped.
     """
 
     def __init__(self, form: CallFormat, names: Collection[str], max_calls: int | None = None) -> None:
@@ -48,8 +51,10 @@ class CallParser(HeldText):
         self._is_blank = True  # nothing but white space since the start or the last call
         self._is_list = False
         self._call: CallObject | None = None
-        self._num_started = 0
-        self._num_ended = 0
+        self._num_begun = 0
+        self._has_begun = False  # the present call
+        self._is_shown = False  # it is not dropped
+        self._swallows_closing = False  # a closing mark that follows is that of a call
 
     def _advance(self) -> bool:
         match self._place:
@@ -63,6 +68,8 @@ class CallParser(HeldText):
                 return self._read_head()
             case _Place.CALL:
                 return self._read_call()
+            case _Place.RUBBISH:
+                return self._read_rubbish()
             case _Place.BETWEEN:
                 return self._read_between()
             case _Place.CLOSE:
@@ -77,32 +84,49 @@ class CallParser(HeldText):
         return True
 
     def _scan_text(self) -> bool:
-        text, mark = self._text, self._form.opening
+        text, mark = self._text, self._next_mark()
         place = text.find(mark) if mark else -1
         if place >= 0:
             before = text[:place]
             is_dropped = self._is_blank and not before.strip()
             if not is_dropped:
                 self._show(before)
-            self._lead = (before if is_dropped else "") + mark
             self._text = text[place + len(mark) :]
-            self._place = _Place.OPEN
+            if mark == self._form.opening:
+                self._lead, self._place = (before if is_dropped else "") + mark, _Place.OPEN
+            self._swallows_closing = False
             return True
-        sure = len(text) if self._is_end or not mark else len(text) - held_prefix(text, mark)
+        sure = self._sure_letters(text)
         if self._is_blank and not text[:sure].strip():
             if self._is_end:
-                if not self._num_ended:
-                    self._show(text)
+                if not self._num_begun and self._ending.following is not None:
+                    self._show(text[:sure])
                 self._text = ""
             return False
         self._show(text[:sure])
-        self._text = text[sure:]
+        self._text = "" if self._is_end else text[sure:]
         return False
+
+    def _next_mark(self) -> str:
+        """Return the mark that comes first in the text; the opening one if there is none."""
+        opening, closing = self._form.opening, self._form.closing
+        if not (closing and self._swallows_closing):
+            return opening
+        places = [(place, mark) for mark in (opening, closing) if (place := self._text.find(mark)) >= 0]
+        return min(places)[1] if places else opening
+
+    def _sure_letters(self, text: str) -> int:
+        """Return the number of characters before those that may become a mark."""
+        marks = [self._form.opening, self._form.closing if self._swallows_closing else ""]
+        held = {mark: held_prefix(text, mark) for mark in marks if mark}
+        if self._is_end:
+            held = {mark: n for mark, n in held.items() if self._ending.hides(text[len(text) - n :], mark)}
+        return len(text) - max(held.values(), default=0)
 
     def _open(self) -> bool:
         self._skip_space()
         if not self._text:
-            return self._give_back() if self._is_end else False
+            return self._end_early() if self._is_end else False
         mark = self._text[0]
         if mark == "{":
             self._call, self._place = CallObject(self._names), _Place.CALL
@@ -116,8 +140,8 @@ class CallParser(HeldText):
 
     def _read_head(self) -> bool:
         end = self._text.find("{")
-        if end < 0 and len(self._text) <= _MAX_HEAD and not self._is_end:
-            return False
+        if end < 0 and len(self._text) <= _MAX_HEAD:
+            return self._end_early(self._name_in(self._text)) if self._is_end else False
         head = self._text[: max(end, 0)]
         name = head.partition("[")[0].strip()
         if end > _MAX_HEAD or name not in self._names:
@@ -126,29 +150,69 @@ class CallParser(HeldText):
         self._call, self._place = CallObject(self._names, name), _Place.CALL
         return True
 
+    def _name_in(self, head: str) -> str | None:
+        """Return the name of a function before an unfinished mark; None if it may be that of another function."""
+        name, mark, _ = head.partition("[")
+        return name.strip() if mark and name.strip() in self._names else None
+
     def _read_call(self) -> bool:
         call = self._call
         assert call is not None  # in this place there is one
-        was_started = call.is_started
         self._text = self._text[call.feed(self._text) :]
-        if call.state is CallState.BROKEN or (call.state is CallState.OPEN and self._is_end):
-            return self._break(call, was_started=was_started)
-        is_shown = self._max_calls is None or self._num_ended < self._max_calls
-        if is_shown and call.is_started and call.name is not None:
-            if not was_started:
-                self._events.append(CallStart(self._num_started, call.name))
-                self._num_started += 1
-            fresh = call.take_fresh()
-            if fresh:
-                self._events.append(CallArguments(self._num_started - 1, fresh))
+        if call.is_started:
+            self._begin(call.name or "")
+            self._add_arguments(call.take_fresh())
         if call.state is CallState.OPEN:
-            return False
-        if is_shown:
-            self._events.append(CallEnd(self._num_started - 1))
-        self._num_ended += 1
-        self._call, self._lead = None, ""
-        self._place = _Place.BETWEEN if self._is_list else _Place.CLOSE
+            if not self._is_end:
+                return False
+            if not self._has_begun:
+                return self._end_early(call.name)
+        if call.state is CallState.BROKEN:
+            if not self._has_begun:
+                return self._give_back()
+            if call.is_in_arguments:
+                self._place = _Place.RUBBISH
+                return True
+            self._text, self._swallows_closing = call.raw + self._text, True
+        is_list = self._is_list and call.state is CallState.DONE
+        self._end(is_complete=call.has_object)
+        self._is_list = is_list
+        if call.state is CallState.DONE:
+            self._place = _Place.BETWEEN if is_list else _Place.CLOSE
         return True
+
+    def _read_rubbish(self) -> bool:
+        """Add what the model wrote up to the next mark to the arguments that it wrote in no JSON."""
+        self._swallows_closing = True
+        mark = self._next_mark()
+        place = self._text.find(mark) if mark else -1
+        sure = place if place >= 0 else self._sure_letters(self._text)
+        self._add_arguments(self._text[:sure])
+        self._text = self._text[sure:] if place >= 0 or not self._is_end else ""
+        if place < 0 and not self._is_end:
+            return False
+        self._end(is_complete=False)
+        return True
+
+    def _begin(self, name: str) -> None:
+        """Begin the present call, unless it has."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._is_shown = self._max_calls is None or self._num_begun < self._max_calls
+            self._num_begun += 1
+            if self._is_shown:
+                self._events.append(CallStart(self._num_begun - 1, name))
+
+    def _add_arguments(self, text: str) -> None:
+        if text and self._is_shown:
+            self._events.append(CallArguments(self._num_begun - 1, text))
+
+    def _end(self, *, is_complete: bool) -> None:
+        """End the present call, which has begun. Text follows."""
+        if self._is_shown:
+            self._events.append(CallEnd(self._num_begun - 1, is_complete))
+        self._call, self._has_begun, self._lead, self._is_list = None, False, "", False
+        self._place, self._is_blank = _Place.TEXT, True
 
     def _read_between(self) -> bool:
         self._skip_space()
@@ -173,31 +237,36 @@ class CallParser(HeldText):
             self._text, self._lead = self._text[len(closing) :], ""
         elif closing and closing.startswith(self._text) and not self._is_end:
             return False
+        elif closing and closing.startswith(self._text) and self._ending.hides(self._text, closing):
+            self._text, self._lead = "", ""
         elif separator and self._text.startswith(separator):
             self._text, self._lead = self._text[len(separator) :], self._lead + separator
             self._place = _Place.OPEN
             return True
         else:
-            self._text, self._lead = self._lead + self._text, ""
+            self._text, self._lead, self._swallows_closing = self._lead + self._text, "", True
         self._place, self._is_blank = _Place.TEXT, True
         return True
 
-    def _break(self, call: CallObject, *, was_started: bool) -> bool:
-        """Give all text of a call back as content."""
-        raw = self._lead + call.raw
-        is_shown = self._max_calls is None or self._num_ended < self._max_calls
-        if was_started and is_shown:
-            self._is_blank = False
-            self._events.append(CallBroken(self._num_started - 1, raw))
-        else:
-            self._show(raw)
-        self._lead, self._call, self._is_list, self._place = "", None, False, _Place.TEXT
+    def _give_back(self) -> bool:
+        """Give what was taken since the opening mark back as content: no call follows."""
+        self._show(self._lead + ("" if self._call is None else self._call.raw))
+        self._call, self._lead, self._is_list, self._place = None, "", False, _Place.TEXT
         return True
 
-    def _give_back(self) -> bool:
-        """Give the opening mark back as content: no call follows."""
-        self._show(self._lead)
-        self._lead, self._is_list, self._place = "", False, _Place.TEXT
+    def _end_early(self, name: str | None = None) -> bool:
+        """End the text within a call whose arguments have not begun: `name` is that of its function, if it is known.
+
+        If the model ended the answer here, the text is no call.
+        """
+        if not self._ending.is_cut:
+            return self._give_back()
+        self._text = ""
+        if name is not None:
+            self._begin(name)
+            self._end(is_complete=False)
+        self._call, self._lead, self._is_list, self._place = None, "", False, _Place.TEXT
+        self._is_blank = True
         return True
 
     def _skip_space(self) -> None:

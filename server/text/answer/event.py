@@ -33,19 +33,43 @@ class CallArguments(Struct, frozen=True):
 
 
 class CallEnd(Struct, frozen=True):
-    """The end of a call: its arguments are a JSON object."""
+    """The end of a call.
+
+    A call that has begun stays a call. It is complete if its arguments are a JSON object; it is not if the answer ended
+    within them, or if the model wrote something else.
+    """
 
     index: int
+    is_complete: bool = True
 
 
-class CallBroken(Struct, frozen=True):
-    """A call that had started turns out to be malformed or unfinished: all of its text is content."""
-
-    index: int
-    text: str
+AnswerEvent = ContentPart | ThoughtPart | CallStart | CallArguments | CallEnd
 
 
-AnswerEvent = ContentPart | ThoughtPart | CallStart | CallArguments | CallEnd | CallBroken
+class Ending(Struct, frozen=True):
+    """The way in which the text of an answer ended.
+
+    `is_cut`: something else than the model ended it: a limit, a deadline, a stop string. `following` is the text that
+    would have come next; None if it is not known.
+    """
+
+    is_cut: bool
+    following: str | None
+
+    def hides(self, held: str, mark: str) -> bool:
+        """Return whether the end of the text, which is the beginning of a mark, is not shown.
+
+        It is not if it may have become the mark: the text of a cut answer is the beginning of that of the whole answer.
+        """
+        if self.following is None:
+            return True
+        return bool(self.following) and mark.startswith((held + self.following)[: len(mark)])
+
+
+COMPLETE = Ending(is_cut=False, following="")
+"""The model ended the answer."""
+CUT = Ending(is_cut=True, following=None)
+"""A limit ended the answer."""
 
 
 class AnswerParser(Protocol):
@@ -55,16 +79,47 @@ class AnswerParser(Protocol):
         """Take the next text; return the parts that are certain."""
         ...
 
-    def finish(self) -> list[AnswerEvent]:
-        """Return what was held back, because the answer is complete."""
+    def finish(self, ending: Ending) -> list[AnswerEvent]:
+        """Return the rest of what was held back, because no more text comes. Every call that has begun ends."""
         ...
 
 
+def parts_of(parser: AnswerParser, text: str, ending: Ending | None) -> list[AnswerEvent]:
+    """Return the parts of an answer that are certain with this text, and all of them if the answer ends here."""
+    parts = parser.feed(text)
+    return parts if ending is None else [*parts, *parser.finish(ending)]
+
+
+class CallCount:
+    """The calls of an answer, counted while it arrives."""
+
+    __slots__ = ("_num_begun", "_num_complete")
+
+    def __init__(self) -> None:
+        self._num_begun = 0
+        self._num_complete = 0
+
+    def take(self, event: AnswerEvent) -> None:
+        """Count the event."""
+        match event:
+            case CallStart():
+                self._num_begun += 1
+            case CallEnd(is_complete=True):
+                self._num_complete += 1
+            case _:
+                pass
+
+    @property
+    def is_called(self) -> bool:
+        """True if there are calls and all of them are complete: the client may run them."""
+        return self._num_begun == self._num_complete > 0
+
+
 class ParsedCall(Struct, frozen=True):
-    """A complete call."""
+    """A call. Its arguments are a JSON object if it is complete, and what the model wrote otherwise."""
 
     name: str
-    arguments: str  # a JSON object
+    arguments: str
 
 
 class ParsedAnswer(Struct, frozen=True):
@@ -73,32 +128,32 @@ class ParsedAnswer(Struct, frozen=True):
     content: str
     thoughts: str
     calls: list[ParsedCall]
+    is_called: bool = False  # see `CallCount`
 
 
 def collect(events: Sequence[AnswerEvent]) -> ParsedAnswer:
-    """Return the parts of a whole answer. The text of broken calls is content."""
+    """Return the sum of the parts of an answer, as the client of a stream computes it: nothing is taken back."""
     content: list[str] = []
     thoughts: list[str] = []
-    name_by_call: dict[int, str] = {}
-    arguments_by_call: dict[int, list[str]] = {}
+    names: list[str] = []
+    arguments: list[list[str]] = []
+    count = CallCount()
     for one in events:
+        count.take(one)
         match one:
             case ContentPart(text):
                 content.append(text)
             case ThoughtPart(text):
                 thoughts.append(text)
-            case CallStart(index, name):
-                name_by_call[index] = name
-                arguments_by_call[index] = []
+            case CallStart(name=name):
+                names.append(name)
+                arguments.append([])
             case CallArguments(index, text):
-                arguments_by_call[index].append(text)
+                arguments[index].append(text)
             case CallEnd():
                 pass
-            case CallBroken(index, text):
-                del name_by_call[index]
-                content.append(text)
-    calls = [ParsedCall(name, "".join(arguments_by_call[index])) for index, name in name_by_call.items()]
-    return ParsedAnswer("".join(content), "".join(thoughts), calls)
+    calls = [ParsedCall(name, "".join(texts)) for name, texts in zip(names, arguments, strict=True)]
+    return ParsedAnswer("".join(content), "".join(thoughts), calls, count.is_called)
 
 
 def held_prefix(text: str, marker: str) -> int:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from tiercel.server.text.answer.event import AnswerEvent
+from tiercel.server.text.answer.event import COMPLETE, AnswerEvent, Ending
 
 
 class HeldText(ABC):
@@ -14,6 +14,7 @@ class HeldText(ABC):
     def __init__(self) -> None:
         self._text: str = ""  # that has not been taken
         self._is_end = False  # no more text comes
+        self._ending = COMPLETE  # then
         self._events: list[AnswerEvent] = []
 
     def feed(self, text: str) -> list[AnswerEvent]:
@@ -24,9 +25,9 @@ class HeldText(ABC):
         events, self._events = self._events, []
         return events
 
-    def finish(self) -> list[AnswerEvent]:
-        """Return what was held back, because the answer is complete."""
-        self._is_end = True
+    def finish(self, ending: Ending) -> list[AnswerEvent]:
+        """Return the rest of what was held back, because no more text comes."""
+        self._is_end, self._ending = True, ending
         return self.feed("")
 
     @abstractmethod

@@ -4,7 +4,7 @@ import re
 
 MAX_DEPTH = 64
 
-_BRACKETS = re.compile(r'["{}\[\]]')
+_BRACKETS = re.compile(r'["{}\[\]]|[^A-Za-z0-9 \t\r\n:,+.-]')  # or a character that JSON has in strings only
 _STRING_MARKS = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s]")
 _CLOSERS = {"{": "}", "[": "]"}
@@ -13,10 +13,11 @@ _CLOSERS = {"{": "}", "[": "]"}
 class ValueScanner:
     """Finds the end of a JSON value.
 
-    Brackets must match and are at most MAX_DEPTH deep; nothing else is checked. Each character is looked at once.
+    Brackets must match and are at most MAX_DEPTH deep, and characters that JSON has in strings only are in strings;
+    nothing else is checked. Each character is looked at once.
     """
 
-    __slots__ = ("_closers", "_is_escaped", "_is_in_string", "_is_scalar", "first", "is_bad")
+    __slots__ = ("_closers", "_is_escaped", "_is_in_string", "_is_scalar", "bad_at", "first", "is_bad")
 
     def __init__(self) -> None:
         self._closers: list[str] = []
@@ -25,6 +26,7 @@ class ValueScanner:
         self._is_scalar = False
         self.first = ""  # the first character of the value; "" before it
         self.is_bad = False
+        self.bad_at = 0  # position of the first character that cannot be, in the text that was scanned last
 
     def scan(self, text: str, start: int) -> int | None:
         """Return the position behind the value in `text`, or None if the value goes on behind it.
@@ -48,6 +50,7 @@ class ValueScanner:
                 position = mark.end()
                 self._take(mark.group())
             if self.is_bad:
+                self.bad_at = position - 1
                 return None
             if not self._closers and not self._is_in_string:
                 return position
@@ -70,5 +73,5 @@ class ValueScanner:
         elif mark in _CLOSERS:
             self._closers.append(_CLOSERS[mark])
             self.is_bad = len(self._closers) > MAX_DEPTH
-        elif not self._closers or self._closers.pop() != mark:
+        elif mark not in "}]" or not self._closers or self._closers.pop() != mark:
             self.is_bad = True

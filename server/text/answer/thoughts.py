@@ -2,7 +2,14 @@
 
 from enum import Enum, auto
 
-from tiercel.server.text.answer.event import AnswerEvent, AnswerParser, ContentPart, ThoughtPart, held_prefix
+from tiercel.server.text.answer.event import (
+    AnswerEvent,
+    AnswerParser,
+    ContentPart,
+    Ending,
+    ThoughtPart,
+    held_prefix,
+)
 from tiercel.server.text.answer.held_text import HeldText
 
 THINK, END_THINK = "<think>", "</think>"
@@ -21,7 +28,8 @@ class ThoughtParser(HeldText):
     """Splits an answer into thoughts and the rest, which is given to another parser.
 
     Thoughts begin with `<think>` at the start of the answer, or at once with `is_thinking`, because the prompt ends
-    with that mark. Line ends beside the marks are dropped. Thoughts that do not end are thoughts up to the end.
+    with that mark. Line ends beside the marks are dropped. Thoughts that do not end are thoughts up to the end. If the
+    text is cut within a mark, the beginning of the mark is dropped.
     """
 
     def __init__(self, rest: AnswerParser | None, *, is_thinking: bool, shows_thoughts: bool = True) -> None:
@@ -31,10 +39,10 @@ class ThoughtParser(HeldText):
         self._place = _Place.THOUGHTS if is_thinking else _Place.START
         self._is_blank = True  # no thought has been shown
 
-    def finish(self) -> list[AnswerEvent]:
-        """Return what was held back, because the answer is complete."""
-        events = super().finish()
-        return events if self._rest is None else events + self._rest.finish()
+    def finish(self, ending: Ending) -> list[AnswerEvent]:
+        """Return the rest of what was held back, because no more text comes."""
+        events = super().finish(ending)
+        return events if self._rest is None else events + self._rest.finish(ending)
 
     def _advance(self) -> bool:
         match self._place:
@@ -60,6 +68,8 @@ class ThoughtParser(HeldText):
             if rest == THINK:
                 self._text, self._place = "", _Place.THOUGHTS
             return False
+        if self._is_end and THINK.startswith(rest) and self._ending.hides(rest, THINK):
+            self._text = ""
         has_thoughts = rest.startswith(THINK)
         self._text = rest[len(THINK) :] if has_thoughts else self._text
         self._place = _Place.THOUGHTS if has_thoughts else _Place.ANSWER
@@ -72,9 +82,13 @@ class ThoughtParser(HeldText):
             self._show(text[:end].rstrip("\n"))
             self._text, self._place = text[end + len(END_THINK) :], _Place.GAP
             return True
-        sure = text if self._is_end else text[: len(text) - held_prefix(text, END_THINK)].rstrip("\n")
+        held = held_prefix(text, END_THINK)
+        if self._is_end and not self._ending.hides(text[len(text) - held :], END_THINK):
+            sure = text
+        else:
+            sure = text[: len(text) - held].rstrip("\n")
         self._show(sure)
-        self._text = text[len(sure) :]
+        self._text = "" if self._is_end else text[len(sure) :]
         return False
 
     def _show(self, text: str) -> None:

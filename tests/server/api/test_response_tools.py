@@ -64,19 +64,26 @@ def test_a_streamed_response_with_calls(model_folder: Path, codec: TextCodec) ->
     with_server(server_settings(model_folder), test, script(codec, f"So.{CALL}\n{CALL}", step_s=0.002, **ROOMY))
 
 
-def test_a_malformed_call_is_text(model_folder: Path, codec: TextCodec) -> None:
-    broken = '<tool_call>\n{"name": "add", "arguments": {"a": 1]\n</tool_call>'
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_call_that_is_not_complete_is_an_incomplete_item(
+    model_folder: Path, codec: TextCodec, *, is_cut: bool
+) -> None:
+    text = CALL if is_cut else '<tool_call>\n{"name": "add", "arguments": {"a": 1]\n</tool_call>'
+    most = len(codec.encode(CALL.split(": 1")[0], add_special_tokens=False)) if is_cut else 100
 
     async def test(server: Running) -> None:
-        answer = (await server.http.post(PATH, json=body(tools=TOOLS))).json()
-        assert {item["type"] for item in answer["output"]} == {"message"}
-        assert broken in "".join(item["content"][0]["text"] for item in answer["output"])
-        events = events_of((await server.http.post(PATH, json=body(tools=TOOLS, stream=True))).text)
+        sent = body(tools=TOOLS, max_output_tokens=most)
+        answer = (await server.http.post(PATH, json=sent)).json()
+        events = events_of((await server.http.post(PATH, json={**sent, "stream": True})).text)
         check_items(events)
-        calls = [item for item in events[-1]["response"]["output"] if item["type"] == "function_call"]
-        assert all(item["status"] == "incomplete" for item in calls)
+        for one in (answer, events[-1]["response"]):
+            assert one["status"] == ("incomplete" if is_cut else "completed")
+            (item,) = one["output"]
+            assert (item["type"], item["name"], item["status"]) == ("function_call", "add", "incomplete")
+            assert item["arguments"] == ('{"a"' if is_cut else '{"a": 1]\n')
+            Response.model_validate(one, strict=True)
 
-    with_server(server_settings(model_folder), test, script(codec, broken, step_s=0.002, **ROOMY))
+    with_server(server_settings(model_folder), test, script(codec, text, step_s=0.002, **ROOMY))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -7,7 +7,7 @@ from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.tools import ToolFields
 from tiercel.server.api.tool_choice import ToolChoice, read_tool_choice
 from tiercel.server.api.tool_grammar import tool_constraint
-from tiercel.server.text.answer.event import collect
+from tiercel.server.text.answer.event import COMPLETE, collect
 from tiercel.server.text.answer.formats import FORMATS, HERMES, JSON, CallFormat
 from tiercel.server.text.answer.reader import AnswerReader
 
@@ -56,7 +56,7 @@ def test_required_calls_are_the_whole_answer(form: CallFormat) -> None:
         reader = AnswerReader(form, choice.names)
         parser = reader.parser()
         assert parser is not None
-        answer = collect([*parser.feed(text), *parser.finish()])
+        answer = collect([*parser.feed(text), *parser.finish(COMPLETE)])
         assert (len(answer.calls), answer.content) == (calls, "")
     for text in ("", "Hello", _whole(form, _call(form, "weather", BAD)), _whole(form, _call(form, "other", "{}"))):
         assert not _accepts(form, choice, text), text

@@ -101,11 +101,18 @@ def test_a_streamed_answer_with_calls(model_folder: Path, codec: TextCodec, inte
     assert len(parts) > 6  # the arguments arrive in pieces
 
 
-def test_malformed_calls_are_content_in_both_forms(model_folder: Path, codec: TextCodec) -> None:
-    text = '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call>'
+def test_a_malformed_call_is_the_same_in_both_forms(model_folder: Path, codec: TextCodec) -> None:
+    """Its first pieces are sent before the fault is seen, so it stays a call, and is not announced as complete."""
+    text = 'Well. <tool_call>{"name": "add", "arguments": {"a": }}</tool_call>'
+    choice = _ask(model_folder, _script(codec, text))["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Well. ", "stop")
+    assert [call["function"] for call in choice["message"]["tool_calls"]] == [{"name": "add", "arguments": '{"a": }'}]
+    joined = _joined(_stream(model_folder, _script(codec, text, 0.002)))
+    assert (joined["content"], joined["reason"]) == ("Well. ", "stop")
+    assert [call["arguments"] for call in joined["calls"]] == ['{"a": }']
+    text = '<tool_call>{"name": "unknown", "arguments": {"a": 1}}</tool_call>'
     choice = _ask(model_folder, _script(codec, text))["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
-    assert "tool_calls" not in choice["message"]
     joined = _joined(_stream(model_folder, _script(codec, text, 0.002)))
     assert (joined["content"], joined["reason"]) == (text, "stop")
 
@@ -124,11 +131,18 @@ def test_without_parallel_calls_there_is_one(model_folder: Path, codec: TextCode
     assert choice["message"]["content"] is None
 
 
-def test_an_answer_cut_by_its_limit_has_no_half_call(model_folder: Path, codec: TextCodec) -> None:
-    choice = _ask(model_folder, _script(codec, CALL), max_tokens=30)["choices"][0]
-    assert choice["finish_reason"] == "length"
-    assert choice["message"]["content"].startswith("<tool_call>")
-    assert "tool_calls" not in choice["message"]
+@pytest.mark.parametrize(("more", "reason"), [({"max_tokens": 50}, "length"), ({"stop": ["ü"]}, "stop")])
+def test_a_cut_call_is_a_part_of_a_call_in_both_forms(
+    model_folder: Path, codec: TextCodec, more: Tree, reason: str
+) -> None:
+    choice = _ask(model_folder, _script(codec, CALL), **more)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, reason)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert ARGUMENTS.startswith(call["function"]["arguments"])
+    joined = _joined(_stream(model_folder, _script(codec, CALL, 0.002), **more))
+    assert (joined["content"], joined["reason"]) == ("", reason)
+    assert [one["arguments"] for one in joined["calls"]] == [call["function"]["arguments"]]
 
 
 def test_usage_logprobs_and_stop_strings_stay_right(model_folder: Path, codec: TextCodec) -> None:
