@@ -1,8 +1,9 @@
 """Output to a terminal: tables on standard output, warnings and errors as single lines on standard error."""
 
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from tiercel.standard_streams import error_stream, output_stream, say
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -12,12 +13,12 @@ _MIN_WIDTH = 160  # characters; in a narrower terminal rich would shorten the co
 
 def warn(line: str) -> None:
     """Print a warning."""
-    print(f"tiercel: warning: {line}", file=sys.stderr)
+    say(f"tiercel: warning: {line}", error_stream())
 
 
 def fail(line: str) -> None:
     """Print the error that ends the command."""
-    print(f"tiercel: error: {line}", file=sys.stderr)
+    say(f"tiercel: error: {line}", error_stream())
 
 
 def print_tables(tables: Mapping[str, Mapping[str, str]]) -> None:
@@ -50,6 +51,6 @@ def print_table(
     for row in rows:
         style = "bold" if len(row) == 1 else ""
         table.add_row(*(Text(cell, style=style) if isinstance(cell, str) else cell for cell in row))
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(file=output_stream(), highlight=False, soft_wrap=True)
     console.width = max(console.width, _MIN_WIDTH)
     console.print(table)

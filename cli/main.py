@@ -1,6 +1,7 @@
 """The `tiercel` command: one file per verb. Every expected failure is one line and an exit code.
 
-0 = success; 1 = failure while running; 2 = a flag, a variable, the settings file or the model folder is wrong.
+0 = success; 1 = failure while running; 2 = a flag, a variable, the settings file or the model folder is wrong. If the
+reader of standard output has ended, as that of `tiercel --help | head -1`, the code is 1 without a line.
 """
 
 import sys
@@ -28,7 +29,8 @@ from tiercel.cli.run_batch import RUN_BATCH_FLAGS, run_batch
 from tiercel.cli.serve import serve
 from tiercel.cli.simulate import simulate_command
 from tiercel.cli.tenants import tenants_app
-from tiercel.errors import ConfigError, TiercelError
+from tiercel.errors import ConfigError, OutputError, TiercelError
+from tiercel.standard_streams import drop_output, output_stream, prepare_streams
 
 _FLAGGED = ("serve", "engine", "check", "calibrate", "show", "throughput", "latency", "run-batch")
 _NESTED = (["config", "show"], ["bench", "throughput"], ["bench", "latency"])  # verbs of two words
@@ -38,8 +40,11 @@ _SWITCHES = ("--json", "--changed")  # of `config show`, beside the flags of `se
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code of the process."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    prepare_streams()
     try:
-        return _run(words)
+        code = _run(words)
+        output_stream().flush()
+        return code
     except ConfigError as exc:
         fail(exc.message)
         return 2
@@ -47,8 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb = _verb(words)
         fail(f"{exc.format_message()} (see {' '.join(['tiercel', *(verb if verb[-1] in _FLAGGED else []), '--help'])})")
         return exc.exit_code
+    except OutputError as exc:
+        drop_output()
+        if exc.message:
+            fail(exc.message)
+        return 1
     except TiercelError as exc:
         fail(str(exc))
+        return 1
+    except OSError as exc:
+        fail(f"{exc.filename or words[0]}: {exc.strerror or exc}")
         return 1
     except KeyboardInterrupt:
         return 130

@@ -1,6 +1,5 @@
 """A program that a Ray actor runs beside itself and that ends with it, whatever ends the actor."""
 
-import contextlib
 import os
 import re
 import signal
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from tiercel.errors import TiercelError
+from tiercel.standard_streams import output_stream, say
 
 # The kernel ends the program when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2), kept by execve).
 _BOUND = """
@@ -94,5 +94,4 @@ class BoundChild:
                     with self._changed:
                         self._announced = found[1]
                         self._changed.notify_all()
-                with contextlib.suppress(OSError, ValueError):  # the program goes on without its log
-                    sys.stdout.write(line)
+                say(line.rstrip("\n"), output_stream())

@@ -5,13 +5,14 @@ Usage: `python -m tiercel.engine --fd N`; see `tiercel.engine.process`.
 
 import argparse
 import os
-import sys
 
 from tiercel.engine.orphan import end_with_parent
+from tiercel.standard_streams import error_stream, guard_streams
 
 
 def main() -> int:
     """Tie this process to its parent, then run the engine. Return the exit code."""
+    guard_streams()
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--fd", type=int, required=True)
     known, _ = parser.parse_known_args()
@@ -24,6 +25,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
-    sys.stderr.flush()
+    error_stream().flush()
     # Worker threads may still be computing. Exiting this way does not wait for them.
     os._exit(code)

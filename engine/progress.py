@@ -1,12 +1,12 @@
 """The progress of loading: stages for `/ready`, and a progress bar on a terminal."""
 
-import sys
 from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tiercel.standard_streams import error_stream
 from tiercel.wire import FromEngine, Loading
 
 
@@ -23,8 +23,8 @@ class LoadProgress:
         self._outbox = outbox
         self._percent = -1
         columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        is_watched = sys.stderr.isatty()
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_watched)
+        stream = error_stream()
+        self._bar = Progress(*columns, console=Console(file=stream), transient=True, disable=not stream.isatty())
         self._task = self._bar.add_task("weights", total=None)
 
     def __enter__(self) -> "LoadProgress":

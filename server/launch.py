@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import sys
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -28,6 +27,7 @@ from tiercel.server.leaving import EXIT_CONFIG
 from tiercel.server.lifecycle import Daemon
 from tiercel.server.remote.engines import HEARTBEAT_S, RemoteEngines
 from tiercel.settings import ServerSettings, Settings
+from tiercel.standard_streams import error_stream, guard_streams, output_stream, say
 
 _GC_THRESHOLDS = (20_000, 20, 50)  # one request makes thousands of objects, few of them cyclic garbage
 
@@ -46,6 +46,7 @@ def serve(
     engine can be kept alive. `origin` is the source of the settings, which a reload reads again. `command` starts
     another engine (for tests); the numbers of inherited descriptors are appended to it.
     """
+    guard_streams()
     configure_log(settings.server.log_level, settings.server.log_format)
     try:
         with contextlib.ExitStack() as resources:
@@ -71,7 +72,7 @@ def serve(
             if isinstance(supervisor, RemoteEngines):
                 supervisor.read_heartbeat_s = lambda: context.settings.stall_timeout_s or HEARTBEAT_S
             daemon = Daemon(
-                settings, context, sock, supervisor, out or sys.stdout, err or sys.stderr, admin_sock, before
+                settings, context, sock, supervisor, out or output_stream(), err or error_stream(), admin_sock, before
             )
             _settle_heap()
             return_large_buffers()
@@ -79,7 +80,7 @@ def serve(
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(daemon.run())
     except ConfigError as exc:
-        print(f"tiercel: {exc.message}", file=err or sys.stderr, flush=True)
+        say(f"tiercel: {exc.message}", err or error_stream())
         return EXIT_CONFIG
 
 

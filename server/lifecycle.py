@@ -25,6 +25,7 @@ from tiercel.server.http.reaper import Reaper, UvicornConnection
 from tiercel.server.http.uvicorn_server import QuietServer, uvicorn_config
 from tiercel.server.leaving import EXIT_CONFIG, EXIT_ENGINE, EXIT_OK, Departure
 from tiercel.settings import ServerSettings, Settings
+from tiercel.standard_streams import say
 
 _POLL_S = 0.02
 _TRACES_S = 2.0  # to send the traces of the last requests
@@ -217,9 +218,9 @@ class Daemon:
     def _engine_ended(self, client: EngineClient) -> int:
         self._context.admission.close()
         if client.status.state is EngineState.FAILED and client.status.failure is not None:
-            print(f"tiercel: {client.status.failure.message}", file=self._err, flush=True)
+            say(f"tiercel: {client.status.failure.message}", self._err)
             return EXIT_CONFIG
-        print(f"tiercel: {self._supervisor.end or 'no engine can be started'}", file=self._err, flush=True)
+        say(f"tiercel: {self._supervisor.end or 'no engine can be started'}", self._err)
         return EXIT_ENGINE
 
     def _give_up_loading(self, client: EngineClient) -> int:
@@ -242,7 +243,7 @@ class Daemon:
         self._log.info("ready", url=url, **admin, model=name, load_s=load_s, engine_pid=engine_pid)
         greeting = _greeting(url, name, settings, has_chat=self._context.template is not None)
         more = "".join(f"\n  /admin, /metrics and /ui: {address}" for address in admin.values())
-        print(f"{greeting}{more}", file=self._out, flush=True)
+        say(f"{greeting}{more}", self._out)
 
 
 def _greeting(url: str, name: str, settings: ServerSettings, *, has_chat: bool) -> str:

@@ -364,6 +364,86 @@ def test_every_exception_is_caught_in_the_known_places_only() -> None:
     assert {path: count for path, count in found.items() if count > CATCH_ALL.get(path, 0)} == {}
 
 
+# Main modules of a daemon: everything that they import may run while it serves.
+DAEMONS = {
+    "tiercel.cli.serve",
+    "tiercel.cli.engine",
+    "tiercel.engine.__main__",
+    "tiercel.server.text.template_worker",
+    "tiercel.server.grammar.worker",
+    "tiercel.cluster.ray_app",
+}
+_STREAMS = "tiercel/standard_streams.py"  # writes to standard output and standard error for all of them
+_BUILD = "engine/native/build.py"  # a program of the build: the package's build runs it before anything is installed
+_WRITERS = {"print", "rprint", "echo", "secho", "pprint", "print_exc", "print_exception", "print_stack", "print_tb"}
+_WRITERS |= {"StreamHandler", "basicConfig", "showwarning", "breakpoint", "input"}  # the log has a handler of its own
+
+
+def _reachable(modules: set[str]) -> set[str]:
+    """Return the files of these modules and of everything that they import, with the packages around them."""
+    graph, found = _graph(), set[str]()
+    left = set(modules)
+    while left:
+        module = left.pop()
+        found.add(module)
+        left |= graph[module] - found
+    return {path for path in FILES if _module(path) in found}
+
+
+def _unguarded_writes(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that write to a standard stream, or take one, by any other way than `standard_streams.py`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="sys"), attr="stdout" | "stderr" | "__stdout__" | "__stderr__"):
+                yield node.lineno
+            case ast.ImportFrom(module="sys", names=names) if any("std" in alias.name for alias in names):
+                yield node.lineno
+            case ast.Call(func=ast.Name(id=name)) if name in _WRITERS:
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name)) if name in _WRITERS:
+                if not (name == "print" and module not in {"rich", "builtins"}):
+                    yield node.lineno
+            case ast.Call(func=ast.Name(id="Console") | ast.Attribute(attr="Console")):
+                if "file" not in {keyword.arg for keyword in node.keywords}:
+                    yield node.lineno
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="write" | "writev" | "dup2"), args=[fd, *_]):
+                if isinstance(fd, ast.Constant):
+                    yield node.lineno
+            case ast.Call(
+                func=ast.Name(id="open") | ast.Attribute(attr="fdopen"), args=[ast.Constant(value=int()), *_]
+            ):
+                yield node.lineno
+            case _:
+                pass
+
+
+def test_no_write_for_people_decides_about_serving() -> None:
+    """A full disk or a reader that has ended must lose a line, not the daemon."""
+    files = _reachable(DAEMONS) - {_STREAMS, _BUILD}
+    assert len(files) > 300  # the whole daemon
+    assert not [f"{path}:{line}" for path in sorted(files) for line in _unguarded_writes(_tree(path))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "print(1)",
+        "sys.stdout.write('x')",
+        "stream = sys.stderr",
+        "from sys import stdout",
+        "typer.echo('x')",
+        "Console(stderr=True)",
+        "rich.print(1)",
+        "logging.StreamHandler()",
+        "os.write(2, b'x')",
+        "open(1, 'w')",
+        "traceback.print_exc()",
+    ],
+)
+def test_a_write_for_people_is_found(line: str) -> None:
+    assert list(_unguarded_writes(ast.parse(line)))
+
+
 def test_classes_are_named_by_what_they_are() -> None:
     names = [node.name for path in FILES for node in _nodes(path) if isinstance(node, ast.ClassDef)]
     assert not [name for name in names if name.endswith(("Mixin", "Impl")) or re.match(r"Base[A-Z]", name)]

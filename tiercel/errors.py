@@ -7,6 +7,7 @@ TiercelError
 │   └── OutOfDeviceMemoryError   the device memory did not suffice; a smaller step may succeed
 ├── DeviceLostError   the device fails every step from now on: the engine process must restart
 ├── WireError         a frame of the peer process cannot be read, or a message cannot be sent
+├── OutputError       standard output of a verb cannot be written
 └── InvariantError    the engine's books are inconsistent; never caught, never expected
 """
 
@@ -65,6 +66,10 @@ class OutOfDeviceMemoryError(DeviceError):
 
 class DeviceLostError(TiercelError):
     """The device fails every step from now on. Only a new engine process can recover."""
+
+
+class OutputError(TiercelError):
+    """Standard output of a verb cannot be written. `message` is empty if its reader has ended."""
 
 
 class WireError(TiercelError):

@@ -1,11 +1,24 @@
 """Logging to stderr: one JSON object per line, or the console format for a terminal."""
 
 import logging
-import sys
+from typing import TextIO
 
 import structlog
 
 from tiercel.process_settings import LogFormat
+from tiercel.standard_streams import GuardedStream, error_stream
+
+
+class _PeopleHandler(logging.StreamHandler[TextIO]):
+    """Writes the log. Once standard error takes text again, it says how many lines were lost before."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        super().emit(record)
+        lost = self.stream.take_lost() if isinstance(self.stream, GuardedStream) else 0
+        if lost:
+            name, message = __name__, "log lines lost: standard error did not take them count=%d"
+            super().emit(logging.LogRecord(name, logging.WARNING, __file__, 0, message, (lost,), None))
 
 
 def configure_log(level: str, form: LogFormat) -> None:
@@ -25,7 +38,7 @@ def configure_log(level: str, form: LogFormat) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _PeopleHandler(error_stream())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

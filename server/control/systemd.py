@@ -45,8 +45,9 @@ class SystemdNotifier:
         if self._address is None:
             return
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address  # @: abstract
+        text = "\n".join(line.replace("\n", " ") for line in lines)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
-                sock.sendto("\n".join(line.replace("\n", " ") for line in lines).encode(), address)
+                sock.sendto(text.encode(errors="backslashreplace"), address)
         except OSError as exc:
             log.warning("cannot notify the service manager address=%s error=%s", self._address, exc)

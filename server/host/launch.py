@@ -6,7 +6,6 @@ import secrets
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -25,6 +24,7 @@ from tiercel.server.engine.wire_access import host_tls, read_secret
 from tiercel.server.host.front_session import HELLO_S, FrontSession
 from tiercel.server.host.hosted_engine import HostedEngine
 from tiercel.settings import Settings
+from tiercel.standard_streams import error_stream, guard_streams, output_stream, say
 
 EXIT_OK = 0
 EXIT_FORCED = 1
@@ -52,6 +52,7 @@ def host_engine(
     0 after a clean drain, 1 if a second signal cut the drain short, 2 if the settings or the model are wrong, 3 if no
     engine can be kept alive. `command` starts another engine, for tests and benchmarks.
     """
+    guard_streams()
     configure_log(settings.server.log_level, settings.server.log_format)
     try:
         with contextlib.ExitStack() as resources:
@@ -59,10 +60,10 @@ def host_engine(
             inherited = resources.enter_context(InheritedResources.open(settings.engine))
             sock = resources.enter_context(_bind(listen))
             supervisor = resources.enter_context(Supervisor(command or engine_command(), inherited))
-            host = EngineHost(settings, sock, secret, tls, supervisor, out or sys.stdout, err or sys.stderr)
+            host = EngineHost(settings, sock, secret, tls, supervisor, out or output_stream(), err or error_stream())
             return asyncio.run(host.run())
     except ConfigError as exc:
-        print(f"tiercel: {exc.message}", file=err or sys.stderr, flush=True)
+        say(f"tiercel: {exc.message}", err or error_stream())
         return EXIT_CONFIG
 
 
@@ -165,9 +166,9 @@ class EngineHost:
     def _engine_ended(self) -> int:
         status = self._engine.status
         if status.state is EngineState.FAILED and status.failure is not None:
-            print(f"tiercel: {status.failure.message}", file=self._err, flush=True)
+            say(f"tiercel: {status.failure.message}", self._err)
             return EXIT_CONFIG
-        print(f"tiercel: {self._supervisor.end or 'no engine can be started'}", file=self._err, flush=True)
+        say(f"tiercel: {self._supervisor.end or 'no engine can be started'}", self._err)
         return EXIT_ENGINE
 
     def _on_state(self) -> None:
@@ -177,7 +178,7 @@ class EngineHost:
             host, port = self._sock.getsockname()[:2]
             name = self._settings.server.served_model_names[0]
             self._log.info("ready", host=host, port=port, model=name, tls=self._tls is not None)
-            print(f"tiercel engine serves {name} at {EngineAddress(host, port)}", file=self._out, flush=True)
+            say(f"tiercel engine serves {name} at {EngineAddress(host, port)}", self._out)
 
     def _on_signal(self) -> None:
         (self._asked_twice if self._asked.is_set() else self._asked).set()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tiercel.server.workers.frames import read_frame, with_length
+from tiercel.standard_streams import guard_streams
 
 MEMORY_BYTES = 1024 * 1024 * 1024
 
@@ -27,6 +28,7 @@ def serve(open_work: Callable[[bytearray], tuple[bytes, Work]], *, open_s: float
     `open_work` takes the first frame and returns the answer to it and the work for all others. It may take `open_s`
     seconds; a job may take the time that the command line names.
     """
+    guard_streams()
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--limit-s", type=float, required=True)

@@ -79,6 +79,33 @@ def started(
         process.communicate()
 
 
+@pytest.mark.parametrize("redirection", [">/dev/full 2>&1", ">&- 2>&- <&-"])
+def test_a_daemon_serves_though_nobody_can_read_what_it_says(model_folder: Path, redirection: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    fields = json.dumps({"model": str(model_folder)})
+    start = START.replace("port=0", f"port={port}")
+    arguments = [sys.executable, "-c", start, fields, json.dumps((sys.executable, str(FAKE)))]
+    process = subprocess.Popen(["sh", "-c", f'exec "$@" {redirection}', "sh", *arguments])
+    try:
+        assert _answers(f"http://127.0.0.1:{port}", process)
+        process.terminate()
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(url: str, process: "subprocess.Popen[bytes]") -> bool:
+    """Wait until a daemon is ready; return whether it answers a completion."""
+    while process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return httpx.post(f"{url}/v1/completions", json=text_body(max_tokens=1)).status_code == 200
+        time.sleep(0.05)
+    return False
+
+
 class Reader(threading.Thread):
     """A client that reads a stream in the background."""
 
