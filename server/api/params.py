@@ -23,6 +23,8 @@ from tiercel.wire import Ready
 _MIN_TEMPERATURE = 0.01  # a lower one overflows half precision; 0 itself means greedy
 _DEFAULT_COMPLETION_TOKENS = 16
 _SEED_BITS = 63
+_MAX_ID_DIGITS = 10
+_MAX_SHOWN_IDS = 300  # in an error
 WHOLE_VOCABULARY = -1
 """The number of log-probabilities that stands for all."""
 
@@ -259,31 +261,34 @@ def _shown_key(name: str) -> str:
 
 
 def _logit_bias(entries: Mapping[str, float], limits: ModelLimits) -> tuple[tuple[int, float], ...]:
-    biases: dict[int, float] = {}
-    for name, bias in entries.items():
-        if not name.isascii() or not name.isdecimal() or len(name) > 10:
-            raise AdmissionError(
-                400, f"logit_bias: the key {_shown_key(name)} is not a token id, such as 50256", param="logit_bias"
-            )
-        if not -100 <= bias <= 100:
-            raise AdmissionError(
-                400,
-                f"logit_bias: the value of token {name} must be between -100 and 100, got {bias:g}",
-                param="logit_bias",
-            )
-        biases[_token_ids([int(name)], "logit_bias", limits)[0]] = bias
+    """Return the biases by token id. Errors: AdmissionError (400) naming every bad key; the field has at most 300."""
+    keys = [name for name in entries if not (name.isascii() and name.isdecimal() and len(name) <= _MAX_ID_DIGITS)]
+    if keys:
+        shown = ", ".join(map(_shown_key, keys))
+        raise AdmissionError(400, f"logit_bias: keys must be token ids, such as 50256, not {shown}", param="logit_bias")
+    large = [f"token {name} has {bias:g}" for name, bias in entries.items() if not -100 <= bias <= 100]
+    if large:
+        raise AdmissionError(
+            400, f"logit_bias: values must be between -100 and 100: {', '.join(large)}", param="logit_bias"
+        )
+    biases = {int(name): bias for name, bias in entries.items()}
+    _token_ids(list(biases), "logit_bias", limits)
     return tuple(biases.items())
 
 
 def _token_ids(tokens: list[int], field: str, limits: ModelLimits) -> tuple[int, ...]:
-    for token in tokens:
-        if not 0 <= token < limits.vocab_size:
-            raise AdmissionError(
-                400,
-                f"{field}: token id {_short(token)} is out of vocabulary: the model has {limits.vocab_size} tokens,"
-                f" 0 to {limits.vocab_size - 1}",
-                param=field,
-            )
+    """Return the token ids of a field. Errors: AdmissionError (400) naming those that the model does not have."""
+    unknown = [token for token in tokens if not 0 <= token < limits.vocab_size]
+    if unknown:
+        shown = ", ".join(map(_short, unknown[:_MAX_SHOWN_IDS]))
+        rest = f" and {len(unknown) - _MAX_SHOWN_IDS} more" if len(unknown) > _MAX_SHOWN_IDS else ""
+        words = f"token id {shown} is" if len(unknown) == 1 else f"token ids {shown}{rest} are"
+        raise AdmissionError(
+            400,
+            f"{field}: {words} out of vocabulary: the model has {limits.vocab_size} tokens,"
+            f" 0 to {limits.vocab_size - 1}",
+            param=field,
+        )
     return tuple(tokens)
 
 

@@ -36,7 +36,7 @@ class CompletionRoutes:
 
     async def complete(self, request: Request) -> Response:
         """Continue texts."""
-        return await self._pipeline.answer(request, self._read)
+        return await self._pipeline.answer(request, self._read, ("echo",))
 
     def _read(self, body: dict[str, object]) -> ReadCall:
         fields = read_fields(CompletionFields, body)

@@ -11,6 +11,7 @@ _GUIDED = frozenset(
 )
 _REFUSED_UNLESS: dict[str, tuple[object, ...]] = {
     "function_call": ("none",),
+    "echo": (False,),  # only completions have it
     "use_beam_search": (False,),
     "modalities": (["text"],),
     "logits_processors": ([],),
@@ -19,6 +20,7 @@ _REFUSED = frozenset(
     {"functions", "prompt_embeds", "audio"}
     | {"chat_template", "documents", "web_search_options", "mm_processor_kwargs", "truncate_prompt_tokens"}
     | {"kv_transfer_params", "repetition_detection", "thinking_token_budget", "logits_processor"}
+    | {"logprob_token_ids"}
 )
 
 

@@ -41,14 +41,20 @@ def test_allowed_tokens_reach_the_engine(model_folder: Path) -> None:
     with_server(server_settings(model_folder), test)
 
 
-def test_errors_of_logit_bias_name_the_key_the_id_and_the_vocabulary(model_folder: Path) -> None:
+def test_errors_of_logit_bias_name_every_key_and_id_and_the_vocabulary(model_folder: Path) -> None:
     async def test(server: Running) -> None:
-        error = await refusal_of(server, TEXT, text_body(logit_bias={"the\n": 1}))
-        assert error["message"] == 'logit_bias: the key "the?" is not a token id, such as 50256'
-        error = await refusal_of(server, TEXT, text_body(logit_bias={"5": 101.5}))
-        assert error["message"] == "logit_bias: the value of token 5 must be between -100 and 100, got 101.5"
+        error = await refusal_of(server, TEXT, text_body(logit_bias={"the\n": 1, "5": 2, "x": 1}))
+        assert error["message"] == 'logit_bias: keys must be token ids, such as 50256, not "the?", "x"'
+        error = await refusal_of(server, TEXT, text_body(logit_bias={"5": 101.5, "6": 1, "7": -200}))
+        assert error["message"] == (
+            "logit_bias: values must be between -100 and 100: token 5 has 101.5, token 7 has -200"
+        )
         error = await refusal_of(server, TEXT, text_body(logit_bias={"5000": 1}))
         assert "token id 5000 is out of vocabulary: the model has 1024 tokens" in error["message"]
+        error = await refusal_of(server, TEXT, text_body(logit_bias={"5000": 1, "5": 1, "6000": 1}))
+        assert "token ids 5000, 6000 are out of vocabulary: the model has 1024 tokens" in error["message"]
+        error = await refusal_of(server, TEXT, text_body(allowed_token_ids=list(range(1000, 2000))))
+        assert "1322, 1323 and 676 more are out of vocabulary" in error["message"]
 
     with_server(server_settings(model_folder), test)
 

@@ -107,8 +107,11 @@ ROWS: list[tuple[str, dict[str, object], int, str | None, str]] = [
             ("documents", []),
             ("truncate_prompt_tokens", 5),
             ("functions", []),
+            ("logprob_token_ids", [5]),
         ]
     ],
+    (CHAT, chat_body(echo=True), 400, "echo", "echo is not supported"),
+    (CHAT, chat_body(logprob_token_ids=[5]), 400, "logprob_token_ids", "logprob_token_ids is not supported"),
     *[
         (TEXT, text_body(**{name: value}), 400, name, words)
         for name, value, words in [
