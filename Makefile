@@ -85,7 +85,7 @@ test-slow: $(TEST_READY)  ## killed processes, disk faults, hundreds of random w
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
 	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow --ignore tests/browser --ignore tests/deploy --ignore tests/faults --ignore tests/clients tests
 
-faults: $(TEST_READY)  ## the score of the 40 rows of docs/faults.md, with hundreds of kills: about two hours
+faults: $(TEST_READY)  ## the score of the 42 rows of docs/faults.md, with hundreds of kills: about two hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.score
 
 faults-quick: $(TEST_READY)  ## the same with the tests that take seconds: at most four minutes

@@ -36,6 +36,7 @@ from tiercel.units import show_bytes
 _OPEN_SHIFT = 40  # a sequence number is (number of openings) << 40 | writes since the opening
 _SCAN_THREADS = 4
 _SCAN_SLOTS = 64  # slots that one thread reads as one piece
+_EMPTY = bytes(ALIGN)  # the header of a slot that was never written
 _SCAN_AHEAD = 4 * _SCAN_THREADS  # pieces in progress
 
 log = logging.getLogger(__name__)
@@ -151,34 +152,40 @@ class Volume:
     def _scan(self) -> Iterator[tuple[int, bytes, int]]:
         """Yield (slot, key, sequence) of every header, and append them to the journal for the next clean shutdown."""
         pieces = [range(first, min(first + _SCAN_SLOTS, self.slots)) for first in range(0, self.slots, _SCAN_SLOTS)]
-        lost = 0
+        lost: list[int] = []
+        damaged: list[int] = []
         with ThreadPoolExecutor(_SCAN_THREADS, "kv-scan") as pool:
             for first in range(0, len(pieces), _SCAN_AHEAD):
-                for found, unread in pool.map(self._read_headers, pieces[first : first + _SCAN_AHEAD]):
+                for found, unread, wrong in pool.map(self._read_headers, pieces[first : first + _SCAN_AHEAD]):
                     lost += unread
+                    damaged += wrong
                     for header in found:
                         if not self._touched[header.slot]:
                             self._journal.append(header.slot, header.key, header.sequence)
                             yield header.slot, header.key, header.sequence
-        if lost:
-            log.warning("kv volume has headers that cannot be read slots=%d", lost)
+        for slots, what in ((lost, "cannot be read"), (damaged, "are damaged")):
+            if slots:
+                log.warning("kv volume has headers that %s slots=%d first_slot=%d", what, len(slots), slots[0])
         self._is_journal_complete = True
 
-    def _read_headers(self, slots: range) -> tuple[list[SlotHeader], int]:
-        """Return the valid headers of a piece, and the number of headers that could not be read."""
+    def _read_headers(self, slots: range) -> tuple[list[SlotHeader], list[int], list[int]]:
+        """Return the valid headers of a piece, the slots whose headers cannot be read, and those with damaged ones."""
         raw = self._scratch.header
         found: list[SlotHeader] = []
-        unread = 0
+        unread: list[int] = []
+        damaged: list[int] = []
         for slot in slots:
             file, at = self._place(slot)
             try:
                 header = parse_header(raw) if file.read((raw,), at) == ALIGN else None
             except OSError:
-                unread += 1
+                unread.append(slot)
                 continue
             if header is not None and header.volume_id == self._volume_id and header.slot == slot:
                 found.append(header)
-        return found, unread
+            elif bytes(raw) != _EMPTY and not self._touched[slot]:
+                damaged.append(slot)
+        return found, unread, damaged
 
     def _place(self, slot: int) -> tuple[VolumeFile, int]:
         count = len(self._files)

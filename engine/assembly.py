@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -219,6 +220,7 @@ def assemble(
     place, lane = torch.device(device.name), device.open_lane()
     staging = open_staging(place, lane, maps_host_memory=device.maps_host_memory)
     experts = model.tier if isinstance(model, Decoder) else None
+    lacks_experts = isinstance(model, Decoder) and model.lacks_expert_tier
     max_rows = settings.sequences + 1  # one suspect is admitted beyond the limit
     library = load_library() if device.name == "cpu" else None
     sampler = open_sampler(max_rows, model.vocab_size, place, model.precision.activations, library, staging)
@@ -233,9 +235,9 @@ def assemble(
     capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes, kept, reserved_bytes)
     log.info("capacity %s", show_arithmetic(capacity, spec, device))
     mailbox.post(Loading("allocating the KV pool"))
-    tiers = open_tiers(
-        settings, spec, capacity, device, clock, arena_fd, model.fingerprint, wake, lock=arena_fd is None
-    )
+    tiers = open_tiers(settings, spec, capacity, device, clock, arena_fd, model.fingerprint, wake)
+    if tiers.volume is None:
+        capacity = msgspec.structs.replace(capacity, disk_blocks=0)
     rates = _open_rates(tiers, model, spec, lane, clock, capacity.max_model_len, wake)
     max_blocks = -(-capacity.max_model_len // settings.block_size)
     device.give_back_cached()  # this also waits for the zeroing of the arenas, which was not queued on the lane
@@ -296,7 +298,7 @@ def assemble(
         record=record,
         stall_s=_MEASURED_STALL_S if settings.calibration_s else UNMEASURED_STALL_S,
         grammars=grammars,
-        experts=ExpertGauges if experts is None else experts.gauges,
+        experts=experts.gauges if experts is not None else lambda: ExpertGauges(off=int(lacks_experts)),
     )
     upkeep = Upkeep(tiers, rates, cache.background, clock, policy.costs if settings.calibration_s else None)
     parts = (loop, model, cache, tiers, upkeep, release, lane, device, capacity, clock, grammars, experts)

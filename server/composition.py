@@ -51,12 +51,14 @@ def build_context(
     stall_limit_s: Callable[[], float] = lambda: 0.0,
     *,
     open_template: Callable[[str, Mapping[str, str]], TemplateRendering] = TemplatePool.open,
+    is_takeover: bool = False,
 ) -> ServerContext:
     """Read the tokenizer, template and sampling defaults of the model and connect the parts.
 
     Nothing is started but the process that renders the template: close the context. `engine` are the settings of the
     engine process and `origin` is the source of all settings; without an origin they cannot be changed at run time.
-    `stall_limit_s` is what the engine itself allows for a step; 0: not known. Errors: ConfigError.
+    `stall_limit_s` is what the engine itself allows for a step; 0: not known. `is_takeover`: another daemon serves
+    until this one does. Errors: ConfigError.
     """
     clock = MonotonicClock()
     folder = Path(settings.tokenizer or settings.model)
@@ -99,7 +101,8 @@ def build_context(
         client.status.stall_limit_s = lambda: configuration.server.stall_timeout_s or stall_limit_s() or _STALL_S
     bodies = BodyBudget(lambda: configuration.server.max_pending_body_bytes, lambda: metrics.on_rejected("body_memory"))
     metrics.open_bodies(lambda: bodies.held_bytes, lambda: configuration.server.max_pending_body_bytes)
-    batches = BatchService.of(settings, _Conditions(configuration, client, admission, tenants), clock, time.time)
+    conditions = _Conditions(configuration, client, admission, tenants)
+    batches = BatchService.of(settings, conditions, clock, time.time, is_takeover=is_takeover)
     if batches is not None:
         metrics.open_batches(batches)
     responses = ResponseStore(lambda: _store_limits(configuration.server), clock, metrics.responses.on_forgotten)

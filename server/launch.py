@@ -55,7 +55,10 @@ def serve(
             max_connections(settings.server)  # raises if there are too few file descriptors
             before = _find_predecessor(settings.server, resources)
             is_front = settings.server.engines is not None
-            inherited = None if is_front else resources.enter_context(InheritedResources.open(settings.engine))
+            inherited = None
+            if not is_front:
+                inherited = InheritedResources.open(settings.engine, is_takeover=before is not None)
+                resources.enter_context(inherited)
             sock, server = open_listener(settings.server, None if before is None else before.sock)
             resources.enter_context(sock)
             settings = replace(settings, server=server)
@@ -68,7 +71,13 @@ def serve(
                 else Supervisor(command or engine_command(), inherited)
             )
             # While the engine's imports run:
-            context = build_context(settings.server, settings.engine, origin, lambda: supervisor.stall_limit_s)
+            context = build_context(
+                settings.server,
+                settings.engine,
+                origin,
+                lambda: supervisor.stall_limit_s,
+                is_takeover=before is not None,
+            )
             if isinstance(supervisor, RemoteEngines):
                 supervisor.read_heartbeat_s = lambda: context.settings.stall_timeout_s or HEARTBEAT_S
             daemon = Daemon(

@@ -45,8 +45,6 @@ def _check_disk(settings: EngineSettings, given: Collection[str]) -> None:
         raise conflict("--kv-disk-path needs --enable-prefix-caching: blocks are found again by their content")
     folders = [Path(path).expanduser().resolve() for path in settings.kv_disk_paths]
     for path, folder in zip(settings.kv_disk_paths, folders, strict=True):
-        if folder.exists() and not folder.is_dir():
-            raise conflict(f"--kv-disk-path {path}: this is a file, a folder is needed")
         if folders.count(folder) > 1:
             raise conflict(f"--kv-disk-path {path}: the same folder twice")
 

@@ -11,6 +11,8 @@ TiercelError
 └── InvariantError    the engine's books are inconsistent; never caught, never expected
 """
 
+import errno
+
 
 class TiercelError(Exception):
     """An error with a dotted code, a message for the user and the facts to log."""
@@ -78,3 +80,11 @@ class WireError(TiercelError):
 
 class InvariantError(TiercelError):
     """The engine's books are inconsistent."""
+
+
+def system_error(error: BaseException) -> str:
+    """Return the name of the system's error behind an exception, such as EROFS; else the code of ours."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return errno.errorcode.get(cause.errno, str(cause.errno))
+    return error.code if isinstance(error, TiercelError) else type(error).__name__

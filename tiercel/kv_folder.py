@@ -1,5 +1,6 @@
 """Open and lock a folder of the SSD tier."""
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -24,11 +25,11 @@ def open_folder(folder: Path, *, may_create: bool) -> int:
         if may_create:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        found = os.fstat(fd)
     except (FileExistsError, NotADirectoryError) as exc:
         raise ConfigError("kv.no_folder", f"{folder} is not a folder") from exc
     except OSError as exc:
         raise ConfigError("kv.no_folder", f"cannot use the folder {folder}: {exc.strerror}") from exc
-    found = os.fstat(fd)
     wrong = ""
     if found.st_uid != os.geteuid():
         wrong = f"{folder} belongs to user {found.st_uid}, but this process runs as user {os.geteuid()}"
@@ -44,28 +45,38 @@ def lock_folder(folder: Path) -> int:
     """Lock a folder for this daemon, and return the descriptor that holds the lock.
 
     The lock is released when the descriptor and every copy that a child process inherited (`os.set_inheritable`) are
-    closed. Errors: ConfigError with the pid of the other daemon if the folder is locked.
+    closed. Errors: ConfigError, with the pid of the other daemon if the folder is locked.
     """
     handle = open_folder(folder, may_create=True)
     try:
         fd = _open_lock(folder, handle, os.O_RDWR | os.O_CREAT)
     finally:
         os.close(handle)
-    for left in reversed(range(_LOCK_TRIES)):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            if left:
-                time.sleep(_LOCK_PAUSE_S)
-                continue
-            holder = _read_pid(fd)
-            os.close(fd)
-            who = "another daemon" if holder is None else f"the daemon with pid {holder}"
-            raise ConfigError("kv.locked", f"{folder} is in use by {who}", pid=holder) from exc
-        break
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    try:
+        _take_lock(folder, fd)
+    except OSError as exc:
+        os.close(fd)
+        raise ConfigError("kv.lock", f"cannot lock {folder / LOCK_NAME}: {exc.strerror}") from exc
+    except ConfigError:
+        os.close(fd)
+        raise
     return fd
+
+
+def holds_lock(folder: Path) -> bool:
+    """Return whether this process has the lock of a folder, as an engine has that of its daemon.
+
+    A folder that was replaced since it was locked has another lock file: then the answer is False.
+    """
+    with contextlib.suppress(OSError):
+        wanted = os.stat(folder / LOCK_NAME, follow_symlinks=False)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
+                found = os.fstat(fd)
+                if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+    return False
 
 
 def lock_holder(folder: Path) -> int | None:
@@ -87,6 +98,23 @@ def lock_holder(folder: Path) -> int | None:
     finally:
         os.close(fd)
     return None
+
+
+def _take_lock(folder: Path, fd: int) -> None:
+    """Lock the open lock file, and write the pid into it. Errors: ConfigError if another process has it; OSError."""
+    for left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            if left:
+                time.sleep(_LOCK_PAUSE_S)
+                continue
+            holder = _read_pid(fd)
+            who = "another daemon" if holder is None else f"the daemon with pid {holder}"
+            raise ConfigError("kv.locked", f"{folder} is in use by {who}", pid=holder) from exc
+        break
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
 
 def _open_lock(folder: Path, handle: int, flags: int) -> int:

@@ -265,6 +265,7 @@ class ExpertGauges(Struct, frozen=True, kw_only=True, array_like=True, gc=False)
     evictions: int = 0
     stalls: int = 0  # times that computing waited for an expert
     stall_s: float = 0.0
+    off: int = 0  # 1: no folder could be used, and all experts are in memory
 
 
 class SequenceGauges(Struct, frozen=True, gc=False):

@@ -155,6 +155,14 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
     kv_disk_bytes: Annotated[
         int, _size(MEMORY, "Maximum size of the SSD tier.", within=(MIB, _MAX_KV_BYTES), name="kv_disk_size")
     ] = 4 * GIB  # small, so that naming a folder never fills a disk
+    kv_disk_optional: Annotated[
+        bool,
+        Option(
+            MEMORY,
+            "Start without the SSD tier if its folder cannot be used; restarts of the engine and takeovers always do.",
+            is_rare=True,
+        ),
+    ] = False
     kv_disk_daily_bytes: Annotated[
         int,
         _size(

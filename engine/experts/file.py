@@ -21,6 +21,8 @@ from tiercel.units import show_bytes
 
 log = logging.getLogger(__name__)
 
+DISK_ERRORS = frozenset({"experts.no_folder", "experts.not_written"})  # codes of errors of the folder and its disk
+
 _READS = 2  # tries of a record: a damaged transfer is not a damaged disk
 
 

@@ -3,14 +3,14 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import torch
 
 from tiercel.clock import Clock
 from tiercel.device.base import Device, Pinned
-from tiercel.device.volume import Volume, open_volume
+from tiercel.device.volume import Volume
 from tiercel.engine.memory.capacity import is_unified
+from tiercel.engine.memory.disk_opening import OPEN_S, open_disk
 from tiercel.engine.memory.volume_scan import VolumeScan
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena, open_arena
@@ -41,7 +41,10 @@ class Tiers:
         pinned: Pinned | None,
         closing: ExitStack,
         volume_closing: ExitStack,
+        *,
+        lacks_disk: bool = False,
     ) -> None:
+        """`lacks_disk`: the SSD tier is in the settings, but its folders could not be used."""
         self.device = device
         self.host = host  # None: the device arena is also the host tier
         self.lanes = lanes  # between the device arena and the host arena
@@ -53,6 +56,7 @@ class Tiers:
         self._pinned = pinned
         self._closing = closing
         self._volume_closing = volume_closing
+        self._lacks_disk = lacks_disk
         self._is_released = False  # another daemon may have the volume
 
     @property
@@ -65,7 +69,7 @@ class Tiers:
         """The state of the SSD tier."""
         match self.disk:
             case None:
-                return DiskState.NONE
+                return DiskState.OFF if self._lacks_disk else DiskState.NONE
             case lanes if lanes.is_off or self._is_released:
                 return DiskState.OFF
             case lanes if lanes.is_read_only:
@@ -140,13 +144,13 @@ def open_tiers(
     fingerprint: bytes,
     wake: Callable[[], None],
     *,
-    lock: bool = False,
+    disk_limit_s: float = OPEN_S,
 ) -> Tiers:
     """Open every tier that has blocks in `capacity`, and the mover between them.
 
     `arena_fd` is a memfd for the host tier that outlives this process. `wake` is called from other threads when the
-    mover or the scan has results. `lock`: lock the folders of the volume here, because no parent process holds them.
-    Errors: ConfigError with the line to print.
+    mover or the scan has results. With `settings.kv_disk_optional` a volume that cannot be opened, or not within
+    `disk_limit_s`, is an SSD tier that is off. Errors: ConfigError with the line to print.
     """
     torch_device, cpu = torch.device(device.name), torch.device("cpu")
     unified = is_unified(settings, device)
@@ -162,14 +166,15 @@ def open_tiers(
         volume, disk = None, None
         volume_closing = closing.enter_context(ExitStack())
         if capacity.disk_blocks:
-            folders = tuple(map(Path, settings.kv_disk_paths))
             identity = identity_of(spec, fingerprint)
-            volume = open_volume(folders, settings.kv_disk_bytes, spec.block_bytes, identity, lock=lock)
-            volume_closing.callback(volume.close)
+            volume = open_disk(settings, spec.block_bytes, identity, volume_closing, disk_limit_s)
+        if volume is not None:
             disk = DiskLanes(volume, clock, wake)
             disk.start()
         mover = StoreMover(arena, host, lanes, disk, clock, wake)
-        return Tiers(arena, host, volume, disk, lanes, mover, device, pinned, closing.pop_all(), volume_closing)
+        lacks_disk = volume is None and capacity.disk_blocks > 0
+        parts = (arena, host, volume, disk, lanes, mover, device, pinned, closing.pop_all(), volume_closing)
+        return Tiers(*parts, lacks_disk=lacks_disk)
 
 
 def _pin(machine: Device, host: Arena) -> Pinned:

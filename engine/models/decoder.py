@@ -204,6 +204,7 @@ class Decoder:
         self._ops = ops
         self._rotary = Rotary(config.rope, config.head_dim, precision.activations, device)
         self.tier = tier
+        self.lacks_expert_tier = False  # the folder of the experts could not be used: all are in memory
         self._layers = tuple(Layer(config, index, ops, precision, device, tier) for index in range(config.layers))
         for mixture, following in pairwise(self.mixtures):
             mixture.precede(following)

@@ -1,7 +1,7 @@
 """Choose the implementation of a model folder, and load its weights."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import assert_never
 import torch
 
 from tiercel.clock import MonotonicClock
+from tiercel.device.volume_file import FileCalls
 from tiercel.engine.attention.base import Attention, PagedReader
-from tiercel.engine.experts.file import ExpertFile
+from tiercel.engine.experts.file import DISK_ERRORS, ExpertFile
 from tiercel.engine.experts.host_store import CudaExpertLane, HostExperts
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import (
@@ -47,7 +48,7 @@ from tiercel.engine.models.weights import (
     open_checkpoint,
 )
 from tiercel.engine.native.library import NativeLibrary
-from tiercel.errors import ConfigError
+from tiercel.errors import ConfigError, system_error
 from tiercel.settings import EngineSettings, ModelImpl
 
 log = logging.getLogger(__name__)
@@ -88,35 +89,57 @@ def load_model(
         seed = settings.seed if is_dummy else None
         return load_transformers(folder, fields, precision, device, attention, progress, seed)
     precision = replace(precision, scheme=scheme)
-    tier = _open_tier(settings, config, device)
-    model = Decoder(config, open_ops(device, attention, library), precision, device, tier)
-    parts = tuple(model.expert_parts(library, prefers_native))
-    model.fingerprint = _fill(model, config, settings, folder, progress, parts)
-    model.pack(library, prefers_native)
-    if tier is not None:
-        tier.start()
-        model.weights_bytes += tier.slots_bytes
-        log.info("experts in memory=%d of %d bytes=%d", *tier.counts, tier.slots_bytes)
-    log.info("matrix products by=%s", model.products)
-    return model
 
+    def build(tier: ExpertTier | None) -> Decoder:
+        model = Decoder(config, open_ops(device, attention, library), precision, device, tier)
+        parts = tuple(model.expert_parts(library, prefers_native))
+        model.fingerprint = _fill(model, config, settings, folder, progress, parts)
+        model.pack(library, prefers_native)
+        if tier is not None:
+            tier.start()
+            model.weights_bytes += tier.slots_bytes
+            log.info("experts in memory=%d of %d bytes=%d", *tier.counts, tier.slots_bytes)
+        log.info("matrix products by=%s", model.products)
+        return model
 
-def _open_tier(settings: EngineSettings, config: DecoderConfig, device: torch.device) -> ExpertTier | None:
-    """Return the tier of a mixture's experts: in host memory beside a GPU, else on an SSD.
-
-    The SSD is the first folder of the SSD tier, else the cache folder. None: all experts are in memory. Errors:
-    ConfigError if the model has no experts or there is no folder.
-    """
     if settings.expert_memory_bytes is None:
-        return None
+        return build(None)
     refuse_expert_memory(config)
     if device.type == "cuda":
         store = HostExperts(device, CudaExpertLane(device))
-        return ExpertTier(settings.expert_memory_bytes, store, MonotonicClock())
-    folder = settings.kv_disk_paths[0] if settings.kv_disk_paths else settings.cache_folder
-    if folder is None:
+        return build(ExpertTier(settings.expert_memory_bytes, store, MonotonicClock()))
+    return build_beside_ssd(settings, settings.expert_memory_bytes, build)
+
+
+def build_beside_ssd(
+    settings: EngineSettings,
+    memory_bytes: int,
+    build: Callable[[ExpertTier | None], Decoder],
+    calls: FileCalls | None = None,
+) -> Decoder:
+    """Build a model of whose experts `memory_bytes` are in memory and all are on an SSD.
+
+    The SSD is the first folder of the SSD tier, else the cache folder. With `settings.kv_disk_optional` a folder that
+    fails is passed over, and if both fail, all experts are in memory. Errors: ConfigError.
+    """
+    folders = dict.fromkeys(filter(None, (*settings.kv_disk_paths[:1], settings.cache_folder)))
+    if not folders and not settings.kv_disk_optional:
         raise ConfigError("experts.no_folder", "--expert-memory needs a folder on an SSD: name one with --kv-disk-path")
-    return ExpertTier(settings.expert_memory_bytes, ExpertFile.create(Path(folder)), MonotonicClock())
+    for folder in folders:
+        opened: ExpertTier | None = None
+        try:
+            opened = ExpertTier(memory_bytes, ExpertFile.create(Path(folder), calls), MonotonicClock())
+            return build(opened)
+        except ConfigError as exc:
+            if opened is not None:
+                opened.close()
+            if not settings.kv_disk_optional or exc.code not in DISK_ERRORS:
+                raise
+            log.error("experts not on the SSD folder=%s error=%s reason=%r", folder, system_error(exc), exc.message)
+    log.error("experts tier off: all experts are in memory, without the limit of --expert-memory")
+    model = build(None)
+    model.lacks_expert_tier = True
+    return model
 
 
 def refuse_expert_memory(config: DecoderConfig | None) -> None:

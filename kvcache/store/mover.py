@@ -16,6 +16,7 @@ from tiercel.errors import DeviceLostError, InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena
 from tiercel.kvcache.store.copy_run import CopyRun, check_slots, cut_runs, extents_of, merge_runs
+from tiercel.kvcache.store.damage_log import DamageLog
 from tiercel.kvcache.store.disk import DiskResult, DiskVerdict
 from tiercel.kvcache.store.priority_worker import PriorityWorker
 from tiercel.outcome import RouteGauges
@@ -153,6 +154,7 @@ class StoreMover:
         routes += [Route.PERSIST, Route.PREFETCH] if disk is not None else []
         routes += [Route.VERIFY, Route.SIGN] if self._journal is not None else []
         self._totals_by_route = {route: _RouteTotals() for route in routes}
+        self._damage = DamageLog(clock)
         self._flying_bytes = dict.fromkeys(Route, 0)
         self._lost: DeviceLostError | None = None
 
@@ -182,6 +184,7 @@ class StoreMover:
             landings.append(self._settle(transfer, landing))
         if self._disk is not None:
             landings += [self._disk_landing(result) for result in self._disk.poll()]
+        self._damage.tell_due()
         return landings
 
     def wait_landing(self, seconds: float) -> None:
@@ -233,6 +236,7 @@ class StoreMover:
             direction.worker.close()
             direction.lane.close()
         self._signer.close()
+        self._damage.tell()
 
     # ---- between arenas
 
@@ -401,6 +405,7 @@ class StoreMover:
                 totals.copies += landing.runs
             case Verdict.MISS:
                 totals.misses += 1
+                self._damage.note(transfer)
             case Verdict.FAILED:
                 totals.failures += 1
             case Verdict.RETURNED:  # counted when it was late

@@ -16,7 +16,7 @@ import structlog
 from starlette.types import ASGIApp
 
 from tiercel.clock import Clock
-from tiercel.errors import AdmissionError, ConfigError
+from tiercel.errors import AdmissionError, ConfigError, system_error
 from tiercel.ids import TenantId
 from tiercel.server.batch.book import BatchBook
 from tiercel.server.batch.durable import FolderLock, make_folder
@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 _DISK_THREADS = 4
 _LOCK_POLL_S = 0.2
+_REOPEN_S = 10.0  # until a folder that could not be used is tried again
 _SWEEP_S = 60.0
 
 
@@ -48,28 +49,47 @@ class BatchService:
     """Opens the folder, runs the worker, and removes what has expired."""
 
     def __init__(
-        self, settings: ServerSettings, folder: Path, conditions: Conditions, clock: Clock, wall_s: Callable[[], float]
+        self,
+        settings: ServerSettings,
+        folder: Path,
+        conditions: Conditions,
+        clock: Clock,
+        wall_s: Callable[[], float],
+        *,
+        reopen_s: float = _REOPEN_S,
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._conditions = conditions
         self._clock = clock
         self._wall_s = wall_s
+        self._reopen_s = reopen_s
         self._threads = ThreadPoolExecutor(_DISK_THREADS, "files")
         self._lock = FolderLock(folder)
         self._open: OpenFolder | None = None
+        self._failure: str | None = None  # why the folder could not be opened the last time
         self._has_stopped = False
         self._keeping: asyncio.Task[None] | None = None
         self._log = structlog.stdlib.get_logger("server.files")
 
     @staticmethod
     def of(
-        settings: ServerSettings, conditions: Conditions, clock: Clock, wall_s: Callable[[], float]
+        settings: ServerSettings,
+        conditions: Conditions,
+        clock: Clock,
+        wall_s: Callable[[], float],
+        *,
+        is_takeover: bool = False,
     ) -> "BatchService | None":
-        """Return the service, or None without --files-path. Errors: ConfigError if there can be no such folder."""
+        """Return the service, or None without --files-path. Errors: ConfigError if there can be no such folder.
+
+        A takeover must not end for the folder: it is tried again and again, and its routes answer 503 until then.
+        """
         if settings.files_path is None:
             return None
         folder = Path(settings.files_path).expanduser().resolve()
+        if is_takeover:
+            return BatchService(settings, folder, conditions, clock, wall_s)
         try:
             make_folder(folder)
             lock = FolderLock(folder)
@@ -101,14 +121,18 @@ class BatchService:
 
     @property
     def folder(self) -> OpenFolder:
-        """The open folder. Errors: AdmissionError (503) if the server drains, or another process has the folder."""
+        """The open folder.
+
+        Errors: AdmissionError (503) if the server drains, another process has the folder, or it cannot be used.
+        """
         if self._has_stopped:
             raise shutting_down()
         if self._open is None:
+            reason = "another server process is using them" if self._failure is None else "their folder cannot be used"
             raise AdmissionError(
                 503,
-                "The files are not available yet: another server process is using them. Please try again later.",
-                code="files_busy",
+                f"The files are not available yet: {reason}. Please try again later.",
+                code="files_busy" if self._failure is None else "files_unavailable",
                 kind="server_error",
                 retry_after_s=1,
             )
@@ -164,11 +188,10 @@ class BatchService:
         return (0, 0) if self._open is None else (self._open.spool.space.held_bytes, self._open.spool.space.num_files)
 
     async def _keep(self, app: ASGIApp) -> None:
-        try:
-            folder = await self._open_folder(app)
-        except OSError as exc:
-            self._log.error("files_unreadable", folder=str(self._folder), reason=exc.strerror)
-            return
+        folder = await self._try_open(app)
+        while folder is None:
+            await asyncio.sleep(self._reopen_s)
+            folder = await self._try_open(app)
         folder.worker.start()
         while True:
             try:
@@ -177,7 +200,22 @@ class BatchService:
                 self._log.error("files_sweep_failed", reason=exc.strerror)
             await asyncio.sleep(_SWEEP_S)
 
+    async def _try_open(self, app: ASGIApp) -> OpenFolder | None:
+        """Open the folder; return None, with one line in the log for each reason, if it cannot be used."""
+        try:
+            folder = await self._open_folder(app)
+        except OSError as exc:
+            self._lock.release()
+            reason = exc.strerror or type(exc).__name__
+            if reason != self._failure:
+                self._log.error("files_unreadable", folder=str(self._folder), reason=reason, error=system_error(exc))
+            self._failure = reason
+            return None
+        self._failure = None
+        return folder
+
     async def _open_folder(self, app: ASGIApp) -> OpenFolder:
+        make_folder(self._folder)
         is_first = True
         while not self._lock.try_lock():
             if is_first:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tiercel.errors import ConfigError
 from tiercel.kv_folder import lock_folder
 from tiercel.settings import EngineSettings
 from tiercel.step_record import StepRecord
@@ -26,6 +27,9 @@ class InheritedResources:
         lock_fds: tuple[int, ...],
         locks: ExitStack,
         closing: ExitStack,
+        *,
+        has_disk: bool = False,
+        is_disk_optional: bool = False,
     ) -> None:
         self._arena_fd = arena_fd
         self._record_fd = record_fd
@@ -33,13 +37,18 @@ class InheritedResources:
         self._lock_fds = lock_fds
         self._locks = locks
         self._closing = closing
+        self.has_disk = has_disk  # an engine may use the SSD folders; False after `unlock`
+        self.is_disk_optional = is_disk_optional  # the first engine, too, starts without folders that cannot be used
 
     @staticmethod
-    def open(settings: EngineSettings) -> "InheritedResources":
+    def open(settings: EngineSettings, *, is_takeover: bool = False) -> "InheritedResources":
         """Create the memfds and lock the SSD folders, which are created with mode 0700.
 
-        Errors: ConfigError if another process holds a folder, or other users can access it.
+        Folders that cannot be used are left to the engine at a takeover and with --kv-disk-optional: it tries again,
+        and serves without the SSD tier. Errors: ConfigError otherwise, if another process holds a folder, or other
+        users can access it.
         """
+        is_disk_optional = is_takeover or settings.kv_disk_optional
         with ExitStack() as closing:
             arena_fd = os.memfd_create("tiercel-kv")
             closing.callback(os.close, arena_fd)
@@ -49,9 +58,18 @@ class InheritedResources:
             lock_fds: list[int] = []
             locks = closing.enter_context(ExitStack())
             for folder in settings.kv_disk_paths:
-                lock_fds.append(lock_folder(Path(folder)))
+                try:
+                    lock_fds.append(lock_folder(Path(folder)))
+                except ConfigError as exc:
+                    if is_disk_optional:
+                        continue
+                    raise ConfigError(exc.code, f"--kv-disk-path: {exc.message}", **exc.facts) from exc
                 locks.callback(os.close, lock_fds[-1])
-            return InheritedResources(arena_fd, record_fd, record, tuple(lock_fds), locks, closing.pop_all())
+            return InheritedResources(
+                *(arena_fd, record_fd, record, tuple(lock_fds), locks, closing.pop_all()),
+                has_disk=bool(settings.kv_disk_paths),
+                is_disk_optional=is_disk_optional,
+            )
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -65,11 +83,12 @@ class InheritedResources:
 
     @property
     def lock_fds(self) -> tuple[int, ...]:
-        """The descriptors that lock the SSD folders; none after `unlock`."""
+        """The descriptors that lock the SSD folders; none after `unlock`, nor of folders that could not be used."""
         return self._lock_fds
 
     def unlock(self) -> None:
         """Give up the SSD folders. No engine may have them open any more."""
+        self.has_disk = False
         self._lock_fds = ()
         self._locks.close()
 

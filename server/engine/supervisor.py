@@ -114,10 +114,7 @@ class Supervisor:
         client.on_lost = self._lost.set
         while True:
             self._log.info("engine_started", pid=self.pid)
-            # A folder that was given up may belong to another daemon.
-            await client.open(
-                self._child.sock, settings if self._inherited.lock_fds else replace(settings, kv_disk_paths=())
-            )
+            await client.open(self._child.sock, self._settings_of_next(client, settings))
             is_hung = await self._watch(client, clock)
             if self._is_stopping or client.status.is_over:  # it could not start, and has said why
                 client.give_up()
@@ -131,6 +128,17 @@ class Supervisor:
                 client.give_up()
                 return
             self._lost.clear()
+
+    def _settings_of_next(self, client: EngineOwner, settings: EngineSettings) -> EngineSettings:
+        """Return the settings of the engine that was just started.
+
+        Streams wait for an engine that replaces another one, so a disk that fails must not end it: it serves without
+        the SSD tier.
+        """
+        may_lack_disk = self._inherited.is_disk_optional or client.status.ready is not None
+        # A folder that was given up may belong to another daemon.
+        folders = settings.kv_disk_paths if self._inherited.has_disk else ()
+        return replace(settings, kv_disk_paths=folders, kv_disk_optional=may_lack_disk)
 
     async def _start_next(self) -> bool:
         """Start another engine. A machine that is short of memory or of processes is tried again."""
@@ -153,7 +161,7 @@ class Supervisor:
 
         Later engines are started without the tier.
         """
-        if self._inherited.lock_fds and not await client.release_disk(self._inherited.lock_fds):
+        if self._inherited.has_disk and not await client.release_disk(self._inherited.lock_fds):
             return False
         self._inherited.unlock()
         return True

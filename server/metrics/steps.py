@@ -90,6 +90,9 @@ def _experts(gauges: ExpertGauges) -> Iterator[Metric]:
     yield CounterMetricFamily("tiercel_expert_evictions", "Experts that lost their slot.", gauges.evictions)
     yield CounterMetricFamily("tiercel_expert_stalls", "Times that a step waited for an expert.", gauges.stalls)
     yield CounterMetricFamily("tiercel_expert_stall_seconds", "Seconds that steps waited for experts.", gauges.stall_s)
+    yield GaugeMetricFamily(
+        "tiercel_expert_tier_off", "1 if no folder could be used for experts, so that all are in memory.", gauges.off
+    )
 
 
 def _preemptions(gauges: Gauges) -> Iterator[Metric]:

@@ -1,10 +1,16 @@
 """Experts that are partly in memory: the numbers of the model that has them all, and errors."""
 
+import errno
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
+from msgspec.structs import replace
 from torch import Tensor
 
 from tests.conformance.bench import EngineBench
@@ -19,7 +25,8 @@ from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.experts.file import ExpertFile
 from tiercel.engine.experts.host_store import HostExperts
 from tiercel.engine.models.decoder import Decoder
-from tiercel.engine.models.registry import load_model
+from tiercel.engine.models.registry import build_beside_ssd, load_model
+from tiercel.engine.models.tiered_experts import ExpertTier
 from tiercel.engine.native.library import NativeLibrary, find_library
 from tiercel.errors import ConfigError, DeviceLostError
 from tiercel.request import SamplingParams
@@ -206,3 +213,58 @@ def test_experts_beside_a_gpu_give_the_same(tmp_path: Path) -> None:
     model = open_model(4 * gauges.memory_bytes // gauges.slots)
     assert torch.equal(PagedRun(model, 1, 32).prefill(tokens, 13), expected)
     close(model)
+
+
+def test_a_folder_that_cannot_be_used_ends_no_engine_for_which_streams_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first folder fails, then the next one is taken; if all fail, all experts are in memory."""
+    make_checkpoint(MIXTURES[0], tmp_path, seed=SEED)
+    expected = steps(load(tmp_path, tmp_path), 5)
+    bad = tmp_path / "file"
+    bad.write_text("no folder")
+    disk: dict[str, object] = {"kv_disk_paths": (str(bad),), "expert_memory_bytes": 1 << 30}
+
+    def open_model(**more: object) -> Decoder:
+        settings = {"model": str(tmp_path), "dtype": "float32", "cache_folder": str(tmp_path / "cache")} | disk | more
+        model = load_model(EngineSettings(**settings), CPU, SdpaAttention())  # type: ignore[arg-type]
+        assert isinstance(model, Decoder)
+        return model
+
+    with pytest.raises(ConfigError, match=str(bad)):
+        open_model()
+    elsewhere = open_model(kv_disk_optional=True)
+    assert elsewhere.tier is not None and not elsewhere.lacks_expert_tier
+    assert f"folder={bad} error=EEXIST" in caplog.text
+    close(elsewhere)
+    in_memory = open_model(kv_disk_optional=True, cache_folder=str(bad))
+    assert in_memory.tier is None and in_memory.lacks_expert_tier
+    assert all(torch.equal(one, other) for one, other in zip(steps(in_memory, 5), expected, strict=True))
+
+
+def test_a_disk_that_fills_while_experts_are_written_is_passed_over(tmp_path: Path) -> None:
+    """What was written is closed, and the model is built again elsewhere."""
+    room = [3]
+
+    def pwritev(fd: int, parts: Sequence[memoryview], at: int) -> int:
+        room[0] -= 1
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.pwritev(fd, parts, at)
+
+    tiers: list[ExpertTier | None] = []
+
+    def build(tier: ExpertTier | None) -> Decoder:
+        tiers.append(tier)
+        if tier is not None:
+            for _ in range(5):
+                tier.write([torch.zeros(100)])
+        return cast(Decoder, SimpleNamespace())
+
+    settings = EngineSettings(model="unused", kv_disk_paths=(str(tmp_path),), cache_folder=None)
+    calls = FileCalls(pwritev=pwritev)
+    with pytest.raises(ConfigError, match="No space left"):
+        build_beside_ssd(settings, 1 << 20, build, calls)
+    room[0] = 3
+    model = build_beside_ssd(replace(settings, kv_disk_optional=True), 1 << 20, build, calls)
+    assert model.lacks_expert_tier and tiers[-1] is None

@@ -22,7 +22,7 @@ from tiercel.device.journal_format import (
     unpack_record,
 )
 from tiercel.device.volume import Volume, open_volume
-from tiercel.device.volume_format import JOURNAL_NAME, VOLUME_NAME
+from tiercel.device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, slot_bytes
 from tiercel.device.volume_journal import VolumeJournal, read_journal
 
 BLOCK = 12_288
@@ -131,6 +131,23 @@ def test_a_journal_is_rewritten_before_it_outgrows_its_bound(tmp_path: Path) -> 
     assert keys_of(replay) == expected
     assert path.stat().st_size == bound
     os.close(handle)
+
+
+def test_a_scan_tells_of_damaged_headers_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "kv"
+    with make(folder) as volume:
+        for slot in range(volume.slots - 1):  # one slot stays empty, which is no damage
+            put(volume, slot, key_of(slot))
+        slot_size, count = slot_bytes(volume.block_bytes), volume.slots
+    (folder / JOURNAL_NAME).unlink()
+    with (folder / VOLUME_NAME).open("r+b") as file:
+        for slot in range(2, count - 1):
+            file.seek(ALIGN + slot * slot_size)
+            file.write(b"damaged")
+    with make(folder) as volume:
+        assert [slot for slot, _ in volume.recover()] == [0, 1]
+    said = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
+    assert said == [f"kv volume has headers that are damaged slots={count - 3} first_slot=2"]
 
 
 def test_a_journal_that_cannot_be_written_costs_a_scan_but_no_block(

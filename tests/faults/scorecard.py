@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
-ROWS = range(1, 41)
+ROWS = range(1, 43)
 _ROW = re.compile(r"\| (\d+) \|")
 _CODE = re.compile(r"`([^`]+)`")
 

@@ -231,10 +231,6 @@ def test_without_a_model_the_embedded_one_is_served(monkeypatch: pytest.MonkeyPa
         ),
         ({"kv_disk_path": ["a", "./a"]}, "--kv-disk-path a: the same folder twice"),
         (
-            {"kv_disk_path": ["model/config.json"]},
-            "--kv-disk-path model/config.json: this is a file, a folder is needed",
-        ),
-        (
             {"kv_disk_path": ["a"], "enable_prefix_caching": "false"},
             "--kv-disk-path needs --enable-prefix-caching: blocks are found again by their content",
         ),

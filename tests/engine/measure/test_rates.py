@@ -57,7 +57,7 @@ def open_all(folder: Path, **changes: object) -> Tiers:
     device = CpuDevice(1)
     capacity = size_pool(settings, SPEC, device, 64, 0)
     clock = MonotonicClock()
-    return open_tiers(settings, SPEC, capacity, device, clock, None, b"model", lambda: None, lock=True)
+    return open_tiers(settings, SPEC, capacity, device, clock, None, b"model", lambda: None)
 
 
 def test_every_route_is_measured_and_only_null_blocks_are_written(tmp_path: Path) -> None:

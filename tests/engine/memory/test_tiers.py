@@ -1,6 +1,9 @@
 """All tiers opened together: blocks are spilled to the disk and restored, also after a restart."""
 
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,12 +15,14 @@ import torch
 from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import CpuDevice
 from tiercel.device.pinned import PinnedMemory
+from tiercel.device.volume_format import VOLUME_NAME
 from tiercel.engine.memory.capacity import size_pool
 from tiercel.engine.memory.tiers import Tiers, open_tiers
 from tiercel.engine.memory.volume_scan import VolumeScan
 from tiercel.engine.wake import Wake
 from tiercel.errors import ConfigError
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kv_folder import holds_lock, lock_folder, lock_holder
 from tiercel.kvcache.store.memory_file import kept_memory
 from tiercel.outcome import DiskState
 from tiercel.settings import EngineSettings
@@ -40,7 +45,13 @@ class Bench:
         self.wake = Wake.open()
         self._next = 0
 
-    def open(self, fingerprint: bytes = b"model", device: CpuDevice | None = None, **changes: Any) -> Tiers:
+    def open(
+        self,
+        fingerprint: bytes = b"model",
+        device: CpuDevice | None = None,
+        disk_limit_s: float = 30.0,
+        **changes: Any,
+    ) -> Tiers:
         settings = EngineSettings(
             model="unused",
             kv_cache_memory_bytes=MIB,
@@ -52,9 +63,8 @@ class Bench:
         device = device or CpuDevice(1)
         kept = kept_memory(self.fd, SPEC, fingerprint)
         self.capacity: Capacity = size_pool(settings, SPEC, device, 64, 0, kept)
-        return open_tiers(
-            settings, SPEC, self.capacity, device, MonotonicClock(), self.fd, fingerprint, self.wake.set, lock=True
-        )
+        parts = (settings, SPEC, self.capacity, device, MonotonicClock(), self.fd, fingerprint, self.wake.set)
+        return open_tiers(*parts, disk_limit_s=disk_limit_s)
 
     def move(self, tiers: Tiers, route: Route, source: int, target: int, name: int) -> Landing:
         self._next += 1
@@ -187,6 +197,92 @@ def test_nothing_stays_locked_when_another_tier_does_not_open(bench: Bench) -> N
     with pytest.raises(ConfigError):
         bench.open(cpu_device_pool=True, device=machine)
     assert machine.locked == {}
+
+
+def put_a_file(folder: Path) -> None:
+    folder.write_text("no folder")
+
+
+def put_a_folder_for_the_lock(folder: Path) -> None:
+    folder.mkdir(0o700)
+    (folder / "tiercel-kv.lock").mkdir()
+
+
+def put_a_link(folder: Path) -> None:
+    folder.mkdir(0o700)
+    (folder / VOLUME_NAME).symlink_to("/dev/null")
+
+
+def open_to_others(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (put_a_file, "EEXIST"),
+        (put_a_folder_for_the_lock, "EISDIR"),
+        (put_a_link, "ELOOP"),
+        (open_to_others, "kv.open_folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_ends_a_start_unless_the_disk_is_optional(
+    bench: Bench, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], error: str
+) -> None:
+    spoil(bench.folder)
+    with pytest.raises(ConfigError, match=str(bench.folder)):
+        bench.open()
+    tiers = bench.open(kv_disk_optional=True)
+    assert (tiers.volume, tiers.disk, tiers.disk_state) == (None, None, DiskState.OFF)
+    (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert f"folders={bench.folder} error={error} " in said.getMessage()
+    assert Route.PERSIST not in {route.route for route in tiers.mover.gauges()}
+    assert tiers.release_disk()
+    tiers.close()
+
+
+def test_a_disk_that_does_not_answer_is_a_tier_that_is_off(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    tiers = bench.open(kv_disk_optional=True, disk_limit_s=0.0)  # nothing is opened and synced in no time
+    assert tiers.disk_state is DiskState.OFF
+    assert "error=ETIMEDOUT" in caplog.text
+    tiers.close()
+
+
+def test_a_folder_that_another_daemon_has_locked_is_not_used(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The lock of this engine's daemon is on a folder that was deleted; another daemon has the new one."""
+    old = lock_folder(bench.folder)
+    shutil.rmtree(bench.folder)
+    assert not holds_lock(bench.folder)
+    hold = f"import pathlib; from tiercel.kv_folder import *; lock_folder(pathlib.Path({str(bench.folder)!r}))"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{hold}; print('held', flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        tiers = bench.open(kv_disk_optional=True)
+        assert tiers.disk_state is DiskState.OFF
+        assert f"in use by the daemon with pid {other.pid}" in caplog.text
+        tiers.close()
+        other.communicate("\n")
+    tiers = bench.open(kv_disk_optional=True)
+    assert tiers.disk_state is DiskState.ON
+    assert lock_holder(bench.folder) == os.getpid()
+    assert tiers.release_disk()
+    assert lock_holder(bench.folder) is None
+    tiers.close()
+    os.close(old)
+
+
+def test_an_inherited_lock_is_enough(bench: Bench) -> None:
+    inherited = lock_folder(bench.folder)
+    assert holds_lock(bench.folder)
+    tiers = bench.open()
+    assert tiers.disk_state is DiskState.ON
+    assert tiers.release_disk()
+    assert lock_holder(bench.folder) == os.getpid()
+    tiers.close()
+    os.close(inherited)
 
 
 def test_another_model_finds_nothing(bench: Bench) -> None:
