@@ -68,7 +68,10 @@ class SimulateFlags(Struct, frozen=True, kw_only=True):
         Literal["router", "in_turn", "at_random"],
         Option(_MACHINE, "Who chooses the engine: router, in_turn or at_random.", "NAME"),
     ] = "router"
-    policy: Annotated[PolicyName, Option(_MACHINE, "fair, priority or fcfs.", "NAME")] = "fair"
+    policy: Annotated[
+        PolicyName,
+        Option(_MACHINE, "fair, priority (band, then arrival) or fcfs (arrival alone, without bands).", "NAME"),
+    ] = "fair"
     machine: Annotated[Literal["default", "h200"], Option(_MACHINE, "Step times: default or h200.", "NAME")] = "default"
     step_times: Annotated[Path | None, Option(_MACHINE, "File of step times that the engine measured.", "FILE")] = None
     calibration: Annotated[

@@ -18,7 +18,6 @@ from tiercel.outcome import (
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
 from tiercel.process_settings import PolicyName
 from tiercel.request import Request
-from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import mean_context
 from tiercel.scheduler.policy import Policy
 from tiercel.scheduler.preemption_book import PreemptionBook
@@ -112,7 +111,8 @@ class SequenceBook:
         longest = self._max_model_len if max_tokens is None else min(max_tokens, self._max_model_len)
         # Without outputs, a token is sampled behind the prompt and discarded; its KV is never computed.
         limit = min(num_prompt + request.params.max_tokens, longest) if request.params.max_tokens else num_prompt + 1
-        sequence = SequenceProgress(request, self._policy.rank(request, request.band), limit, self._end_tokens)
+        account = self._policy.account(request.tenant, request.band)
+        sequence = SequenceProgress(request, account, limit, self._end_tokens)
         sequence.cached_tokens = cached_tokens
         sequence.tbt_goal_s = self._policy.slo(request.tenant).tbt_s
         self._by_id[request.id] = self.waiting[request.id] = sequence
@@ -160,10 +160,12 @@ class SequenceBook:
         """Change the policy from the next step on. Running sequences go on, and waiting times are kept."""
         policy = self._policy
         waiting = [(one, policy.queue[one.id].since_s) for one in self._by_id.values() if one.id in policy.queue]
-        policy.switch(name, waiting, now_s, step_ms=step_ms, patience_s=patience_s)
+        policy.rename(name)
         for sequence in self._by_id.values():
-            sequence.rank = policy.rank(sequence.request, sequence.band)
+            sequence.enter(policy.account(sequence.request.tenant, sequence.band))
+            sequence.preempted_for = None  # an account of the policy before
         self.running.sort(key=_rank)
+        policy.switch(waiting, self.running, now_s, step_ms=step_ms, patience_s=patience_s)
 
     def gauges(self, max_count: int) -> tuple[SequenceGauges, ...]:
         """Return the gauges of the running sequences in rank order, then of the preempted ones."""
@@ -176,13 +178,14 @@ class SequenceBook:
     def move(self, seq: SeqId, band: int, now_s: float = 0.0) -> None:
         """Move a sequence to another priority band, in whatever state it is, and apply its tenant's current goals."""
         sequence = self._by_id[seq]
-        if sequence.band != band:
+        sequence.band = band
+        account = self._policy.account(sequence.request.tenant, band)
+        if sequence.account != account:
             holds = sequence in self.running
             if holds:
                 self.running.remove(sequence)
                 self._policy.release(sequence, now_s)
-            sequence.account = Account(band, sequence.request.tenant)
-            sequence.rank = self._policy.rank(sequence.request, band)
+            sequence.enter(account)
             if holds:
                 insort(self.running, sequence, key=_rank)
                 self._policy.admit(sequence, now_s)
@@ -229,7 +232,9 @@ class SequenceBook:
                 )
             self._policy.preempt(sequence, preemption.reason, preemption.price_ms)
             self.preemption_counts.add(sequence.request.tenant, preemption.reason, is_swap=preemption.is_swap)
-            sequence.preempted_for = self._by_id[preemption.beneficiary].account
+            beneficiary = self._by_id[preemption.beneficiary]
+            sequence.preempted_for = beneficiary.account
+            sequence.gave_way_to = (beneficiary.id, beneficiary.admission) if beneficiary.id in self.waiting else None
             sequence.cached_tokens = preemption.kept_tokens
             self._preempt(sequence, now_s, preemption.reason)
         restores = set(plan.restores)

@@ -159,7 +159,10 @@ class Planner:
             return frozenset()
         stalled: set[Account] = set()
         for seq in self._policy.candidates(now_s, stalled):
-            account = self._book[seq].account
+            sequence = self._book[seq]
+            if self._policy.waits_behind(sequence, sequence.beneficiary(self._book.waiting), now_s):
+                continue
+            account = sequence.account
             if self._policy.fair.is_ready(account):
                 if self.preemptor.is_too_dear and seq in self._book.waiting:
                     return frozenset()

@@ -1,13 +1,12 @@
 """The scheduling policy: the order of waiting sequences, the fairness between tenants, and the charges of steps."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, KeysView, Mapping
 
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges
 from tiercel.plan import PreemptionReason, Slice
 from tiercel.process_settings import PolicyName
-from tiercel.request import Request
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.aging import AgingShare
 from tiercel.scheduler.cost import StepCosts, StepWork, linear_times, work_by_payer
@@ -20,7 +19,7 @@ from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import WaitingSequence, open_order
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.service_survey import ServiceSurvey
-from tiercel.tenant import Slo, Tenants, TenantShare
+from tiercel.tenant import Slo, Tenants, TenantShare, served_band
 
 _DEFAULT_GOAL_S = 5.0  # TTFT goal of tenants that have none; longer than the goals of others
 _BATCH_GOAL_S = 60.0  # of batch tenants, behind all interactive requests of the last minute
@@ -42,14 +41,17 @@ def _billed(piece: Slice) -> tuple[tuple[int, int], ...]:
 class Policy:
     """The operator's choice of `fair`, `priority` or `fcfs`, over one queue. Written by the SequenceBook.
 
-    `priority` is `fair` without the gate between tenants and with arrival as the key. `fcfs` also has neither bands
-    nor aging.
+    `priority` is `fair` without the gate between tenants and with arrival as the key. `fcfs` also has no aging, and
+    serves all sequences in one band.
+
+    One order decides who is admitted and who is preempted (docs/decisions/0054). Its first part, the band, stands in
+    the account of a sequence, and nothing else in the scheduler knows the band that a request asked for.
     """
 
     def __init__(
         self, name: PolicyName, costs: StepCosts, fair: TenantBook | NoFairness, aging: AgingShare | None
     ) -> None:
-        self.name = name
+        self.name: PolicyName = name
         self.costs = costs
         self.fair = fair
         self.rules = PreemptionRules(fair)
@@ -67,14 +69,9 @@ class Policy:
 
     # ---- tenants
 
-    def rank(self, request: Request, band: int) -> tuple[float, ...]:
-        """Return the rank of a sequence: a total order that decides which sequences may preempt others to grow.
-
-        The rank of a sequence changes only with its band.
-        """
-        if self.name == "fcfs":
-            return (request.arrival_s, request.id)
-        return (band, request.arrival_s, request.id)
+    def account(self, tenant: TenantId, band: int) -> Account:
+        """Return the account of a tenant's sequences of a band, with the band in which the policy serves them."""
+        return Account(served_band(self.name, band), tenant)
 
     def slo(self, tenant: TenantId) -> Slo:
         """Return the tenant's latency goals."""
@@ -108,18 +105,24 @@ class Policy:
 
     # ---- events
 
-    def switch(
-        self, name: PolicyName, waiting: Iterable[tuple[SequenceProgress, float]], now_s: float, *, step_ms: float,
-        patience_s: float,
-    ) -> None:  # fmt: skip
-        """Change to another policy. `waiting` are the sequences in the queue, each with the time since it waits.
+    def rename(self, name: PolicyName) -> None:
+        """Begin a change to another policy: `account` answers for it. Call `switch` when the sequences have moved."""
+        self.name = name
 
+    def switch(
+        self, waiting: Iterable[tuple[SequenceProgress, float]], running: Iterable[SequenceProgress], now_s: float, *,
+        step_ms: float, patience_s: float,
+    ) -> None:  # fmt: skip
+        """End a change to another policy: see `rename`.
+
+        `waiting` are the sequences in the queue, each with the time since it waits; `running` those that hold blocks.
         Deficits begin anew, because a policy without accounts keeps none. The totals of service continue.
         """
-        self.name = name
+        name = self.name
         self.fair, self.aging = _open_fairness(name, step_ms, patience_s, self.fair.served_ms)
         self.rules = PreemptionRules(self.fair)
         self.fair.set_weights({one.name: one.weight for one in self._share_by_tenant.values()}, now_s)
+        self._running = dict(Counter(one.account for one in running))
         for account, count in self._running.items():
             self.fair.run(account, count, now_s)
         self.queue = WaitingQueue(open_order(name), self.fair)
@@ -204,6 +207,17 @@ class Policy:
     def candidates(self, now_s: float, closed: Container[Account] = ()) -> Iterator[SeqId]:
         """Yield the sequences that want a slice of a prompt or an admission, in order, without `closed` accounts."""
         return self.queue.candidates(now_s, closed)
+
+    def waits_behind(self, victim: SequenceProgress, beneficiary: SequenceProgress | None, now_s: float) -> bool:
+        """Return whether a waiting victim is not admitted before the waiting sequence that it was preempted for.
+
+        Otherwise a victim whose place in the queue is before the beneficiary's would take its own blocks back. A victim
+        of a higher band does not wait: its band was raised since, or the beneficiary was starving. Neither does a
+        victim wait while the beneficiary is held back because of its own account's debt.
+        """
+        if beneficiary is None or beneficiary.account.band > victim.account.band:
+            return False
+        return self.fair.may_admit(beneficiary.account, now_s)
 
     def starving(self, now_s: float) -> SeqId | None:
         """Return the sequence that may have the aging share of this step."""
@@ -340,7 +354,7 @@ class Policy:
             tenant=sequence.request.tenant,
             arrival_s=sequence.request.arrival_s,
             since_s=since_s,
-            band=sequence.band,
+            band=sequence.account.band,
             ttft_goal_s=0.0 if goes_first else goal_s,
             work_s=0.0 if goes_first else self.costs.recompute_ms(uncached, sequence.num_tokens - uncached) / 1e3,
         )

@@ -90,7 +90,7 @@ class Preemptor:
         behind = [one for one in self._book.running if one.rank > beneficiary.rank and one.id not in preempted]
         if not behind:
             return None
-        return max(behind, key=lambda one: (one.band, self._policy.fair.lead(one.account), one.rank))
+        return max(behind, key=lambda one: (one.account.band, self._policy.fair.lead(one.account), one.rank))
 
     # ---- quotas
 
@@ -246,7 +246,7 @@ class Preemptor:
         for seq in victims(candidates, policy.fair.lead, gain, min_tokens):
             victim = self._book[seq]
             account, reason = victim.account, reason_for(victim.account, victim.is_aged)
-            is_before = starves and victim.band == beneficiary.band and victim.rank < beneficiary.rank
+            is_before = starves and account.band == first.band and victim.rank < beneficiary.rank
             if reason is None or is_before or seq in draft.preemption_by_seq:
                 continue
             price_ms = self._price_ms(draft, victim)

@@ -84,6 +84,8 @@ class PromptPlanner:
         seq = sequence.id
         if sequence.account in search.paused_accounts or seq in search.seen or seq in draft.preemption_by_seq:
             return
+        if self._policy.waits_behind(sequence, sequence.beneficiary(self._book.waiting), draft.now_s):
+            return
         if self._is_too_long(draft, sequence, search.num_long):
             search.num_skipped += 1
             return
@@ -257,7 +259,7 @@ class PromptPlanner:
         """
         is_first, search.has_misfit = not search.has_misfit, True
         search.blocked.add(self._policy.queue.account(sequence.id))
-        search.blocked_band = min(search.blocked_band, sequence.band)
+        search.blocked_band = min(search.blocked_band, sequence.account.band)
         if is_first and not draft.admitted:
             self._preemptor.take(draft, sequence, needed)
 

@@ -1,4 +1,8 @@
-"""The orders of waiting sequences: one for each scheduling policy."""
+"""The orders of waiting sequences inside a band.
+
+Bands come before any of these orders. The policy decides on the band in which a sequence is served
+(`tiercel.tenant.served_band`); the band stands in the sequence's account.
+"""
 
 from typing import Protocol
 
@@ -17,7 +21,7 @@ class WaitingSequence(Struct, frozen=True, gc=False):
     tenant: TenantId
     arrival_s: float
     since_s: float  # when it began to wait: its arrival, its preemption, or the launch of its last slice
-    band: int = 0  # a lower number is served first
+    band: int = 0  # of its account; a lower number is served first
     ttft_goal_s: float = 0.0
     work_s: float = 0.0  # predicted time to compute its remaining tokens, without loads (docs/decisions/0015)
 
@@ -47,21 +51,11 @@ class FairOrder:
         return waiting.arrival_s + waiting.ttft_goal_s + self.alpha * waiting.work_s
 
 
-class PriorityOrder:
-    """The order of the policy `priority`: bands, then arrival."""
+class ArrivalOrder:
+    """The order of the policies `priority` and `fcfs`: arrival, whatever the tenant."""
 
     def account(self, waiting: WaitingSequence) -> Account:
         return Account(waiting.band, TenantId(""))
-
-    def key(self, waiting: WaitingSequence) -> float:
-        return waiting.arrival_s
-
-
-class ArrivalOrder:
-    """The order of the policy `fcfs`: arrival alone."""
-
-    def account(self, waiting: WaitingSequence) -> Account:
-        return Account(0, TenantId(""))
 
     def key(self, waiting: WaitingSequence) -> float:
         return waiting.arrival_s
@@ -72,9 +66,7 @@ def open_order(name: PolicyName | str) -> Order:
     match name:
         case "fair":
             return FairOrder()
-        case "priority":
-            return PriorityOrder()
-        case "fcfs":
+        case "priority" | "fcfs":
             return ArrivalOrder()
         case _:
             raise InvariantError("queue.order", name=name)

@@ -1,6 +1,7 @@
 """The engine's progress on one request."""
 
 from array import array
+from collections.abc import Mapping
 
 from tiercel.ids import SeqId
 from tiercel.outcome import MAX_ABSENCES, Absence, Finished, FinishReason, SequenceState
@@ -20,21 +21,21 @@ class SequenceProgress:
     """
 
     __slots__ = (
-        "absences", "account", "admission", "away_for", "away_since_s", "cached_tokens", "computed",
-        "first_launch_s", "first_token_s", "id", "in_flight", "is_aged", "is_suspect", "limit", "lookup_tokens",
-        "lost_tokens", "num_found", "num_prompt", "num_read", "pending", "preempted_for", "preemptions", "rank",
-        "read_end", "recomputed_tokens", "repeated_until", "request", "resumed_at", "scheduled", "state", "stop_tokens",
-        "tbt_goal_s", "tokens",
+        "absences", "account", "admission", "away_for", "away_since_s", "band", "cached_tokens", "computed",
+        "first_launch_s", "first_token_s", "gave_way_to", "id", "in_flight", "is_aged", "is_suspect", "limit",
+        "lookup_tokens", "lost_tokens", "num_found", "num_prompt", "num_read", "pending", "preempted_for",
+        "preemptions", "rank", "read_end", "recomputed_tokens", "repeated_until", "request", "resumed_at", "scheduled",
+        "state", "stop_tokens", "tbt_goal_s", "tokens",
     )  # fmt: skip
 
     def __init__(
-        self, request: Request, rank: tuple[float, ...], limit: int, end_tokens: frozenset[int] = frozenset()
+        self, request: Request, account: Account, limit: int, end_tokens: frozenset[int] = frozenset()
     ) -> None:
         """`end_tokens`: of the model; they end the sequence unless the request ignores them."""
         self.id: SeqId = request.id
         self.request = request
-        self.rank = rank  # a lower rank goes first
-        self.account = Account(request.band, request.tenant)  # the account that is gated and charged for it
+        self.band = request.band  # that was asked for; the policy serves it in the band of its account
+        self.enter(account)
         self.limit = limit  # number of tokens at which the sequence ends at the latest
         stop_tokens = frozenset(request.params.stop_token_ids)
         self.stop_tokens = stop_tokens if request.params.ignore_eos else stop_tokens | end_tokens
@@ -55,6 +56,7 @@ class SequenceProgress:
         self.recomputed_tokens = 0  # computed again after a preemption
         self.repeated_until = 0  # tokens below this were computed or in flight before a preemption
         self.preempted_for: Account | None = None  # the beneficiary of the last preemption
+        self.gave_way_to: tuple[SeqId, int] | None = None  # the waiting beneficiary, and its `admission` at that time
         self.away_since_s: float | None = None  # when it left the steps, preempted or restoring; None: it is in steps
         self.away_for: PreemptionReason | None = None  # of the last preemption; None: it was never preempted
         self.absences: tuple[Absence, ...] = ()  # that have ended
@@ -66,10 +68,14 @@ class SequenceProgress:
         self.first_launch_s: float | None = None
         self.first_token_s: float | None = None
 
-    @property
-    def band(self) -> int:
-        """The priority band; a lower number is served first."""
-        return self.account.band
+    def enter(self, account: Account) -> None:
+        """Move the sequence to an account, which is gated and charged for it, and to its rank.
+
+        The rank is a total order that decides which sequences may preempt others to grow: a lower rank goes first. It
+        changes only with the account.
+        """
+        self.account = account
+        self.rank: tuple[float, ...] = (account.band, self.request.arrival_s, self.request.id)
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +100,14 @@ class SequenceProgress:
         """The tokens that could be computed next: 0 during a restore, or if the last token is being sampled."""
         num_tokens = len(self.tokens) + self.pending
         return 0 if num_tokens >= self.limit or self.state is _RESTORING else num_tokens - self.scheduled
+
+    def beneficiary(self, waiting: Mapping[SeqId, "SequenceProgress"]) -> "SequenceProgress | None":
+        """Return the waiting sequence that this one was preempted for; None once that one was admitted or has ended."""
+        if self.gave_way_to is None:
+            return None
+        seq, admission = self.gave_way_to
+        first = waiting.get(seq)
+        return first if first is not None and first.admission == admission else None
 
     def end_absence(self, now_s: float) -> None:
         """Record the end of the absence, if there is one: the next slice is launched, or the sequence has ended."""

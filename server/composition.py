@@ -67,7 +67,7 @@ def build_context(
         Path(settings.model), settings.generation_config, settings.override_generation_config
     )
     metrics = ServerMetrics(settings.served_model_names[0])
-    usages = UsageBook(clock, is_fair=settings.is_fair)
+    usages = UsageBook(clock, settings.scheduling_policy)
     client = _open_client(settings, clock, metrics, usages)
     tenants = open_directory(settings, metrics)
 
@@ -91,7 +91,7 @@ def build_context(
         server = new.settings.server
         metrics.config.on_config(new.version, new.at_s)
         admission.set_max_queued(server.max_num_queued_reqs)
-        usages.set_fair(server.is_fair)
+        usages.set_policy(server.scheduling_policy)
         if new.version > 1:  # version 1 is what the engine and the log were started with
             client.set_settings(new.version, new.settings.engine)
             set_log_level(server.log_level)

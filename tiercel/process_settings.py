@@ -19,7 +19,14 @@ class ProcessSettings(Struct, frozen=True, kw_only=True):
         str, Option(MODEL, "Folder, GGUF file, or org/name in the hub's cache.", default=None)
     ]  # once resolved: a folder
     scheduling_policy: Annotated[
-        PolicyName, Option(SCHEDULER, "Scheduling policy: fair, priority or fcfs.", "NAME", is_rare=True, is_live=True)
+        PolicyName,
+        Option(
+            SCHEDULER,
+            "Scheduling policy: fair, priority (band, then arrival) or fcfs (arrival alone, without bands).",
+            "NAME",
+            is_rare=True,
+            is_live=True,
+        ),
     ] = "fair"
     log_level: Annotated[
         LogLevel,

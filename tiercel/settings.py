@@ -429,11 +429,6 @@ class ServerSettings(ResponseSettings, frozen=True, kw_only=True):
         ),
     ] = None
 
-    @property
-    def is_fair(self) -> bool:
-        """Whether the engine shares a band by weight, so that a tenant waits for its own queue only."""
-        return self.scheduling_policy == "fair"
-
 
 class Settings(Struct, frozen=True, kw_only=True):
     """All settings that `tiercel serve` starts with."""

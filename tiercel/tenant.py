@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from tiercel.ids import TenantId
+from tiercel.process_settings import PolicyName
 
 SloClass = Literal["interactive", "batch"]
 
@@ -13,6 +14,14 @@ DEFAULT_TENANT = TenantId("default")
 
 LAST_BAND = 15
 """The lowest priority band. Band 0 is the highest."""
+
+
+def served_band(policy: PolicyName, band: int) -> int:
+    """Return the band in which a policy serves requests of a band. `fcfs` serves all of them in one.
+
+    Nothing else decides whether bands count: the order of admission, preemptions and forecasts all ask here.
+    """
+    return 0 if policy == "fcfs" else band
 
 
 class Slo(Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from tiercel.errors import ConfigError
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.account import Account
 from tiercel.scheduler.nanobatch import MeasuredSplit, Split, SplitRow, SplitTable, candidate_splits, cut, shape_of
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.settings import EngineSettings
@@ -91,7 +92,7 @@ class SplitBench:
             seq = SeqId(next(self._ids))
             prompt = pack_tokens([at % self._vocab_size for at in range(start + length)])
             request = Request(id=seq, prompt=prompt, params=params, arrival_s=0.0)
-            self._sequences[seq] = SequenceProgress(request, (0.0,), start + length + 8)
+            self._sequences[seq] = SequenceProgress(request, Account(request.band, request.tenant), start + length + 8)
             updates.append(TableUpdate(seq, 0, self._slots(seq, start + length)))
             slices.append(Slice(seq, start, length, True))
         self._updates = tuple(updates)

@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 from tiercel.clock import Clock
 from tiercel.ids import TenantId
+from tiercel.process_settings import PolicyName
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStage
 from tiercel.server.tenancy.allowance import Allowance
 from tiercel.server.tenancy.forecast import DrainRate, ForecastError, PromptThroughput
 from tiercel.server.tenancy.rate_bucket import RateBucket
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
-from tiercel.tenant import TenantShare
+from tiercel.tenant import TenantShare, served_band
 
 _SMOOTHING = 0.1
 
@@ -88,9 +89,9 @@ def _changed(bucket: RateBucket | None, per_minute: int | None, now_s: float) ->
 class UsageBook:
     """The usage of every tenant. A removed tenant is kept until its last sequence has ended."""
 
-    def __init__(self, clock: Clock, *, is_fair: bool = False) -> None:
+    def __init__(self, clock: Clock, policy: PolicyName = "priority") -> None:
         self._clock = clock
-        self._is_fair = is_fair
+        self._policy: PolicyName = policy
         self._usage_by_name: dict[TenantId, TenantUsage] = {}
         self._waiting: dict[TenantId, TenantUsage] = {}  # tenants with a backlog
         self._backlog_by_band: dict[int, float] = {}
@@ -107,7 +108,7 @@ class UsageBook:
     @property
     def is_fair(self) -> bool:
         """Whether the engine shares a band by weight."""
-        return self._is_fair
+        return self._policy == "fair"
 
     @property
     def goal_s(self) -> float | None:
@@ -124,9 +125,9 @@ class UsageBook:
         """The uncached prompt tokens of all waiting sequences."""
         return sum(self._backlog_by_band.values())
 
-    def set_fair(self, is_fair: bool) -> None:
-        """Set whether the engine shares a band by weight."""
-        self._is_fair = is_fair
+    def set_policy(self, policy: PolicyName) -> None:
+        """Set the policy of the engine, which the forecasts follow."""
+        self._policy = policy
 
     def set_table(self, table: TenantTable) -> None:
         """Replace the tenants."""
@@ -167,9 +168,10 @@ class UsageBook:
 
         If the engine shares a band by weight, a tenant waits at most for its own queue at its own share.
         """
-        before = sum(tokens for other, tokens in self._backlog_by_band.items() if other < band)
-        beside = self._backlog_by_band.get(band, 0.0)
-        if self._is_fair and beside:
+        served, backlog = self._served_band(band), self._backlog_by_band.items()
+        before = sum(tokens for other, tokens in backlog if self._served_band(other) < served)
+        beside = sum(tokens for other, tokens in backlog if self._served_band(other) == served)
+        if self.is_fair and beside:
             weights = sum(
                 other.tenant.share.weight for other in self._waiting.values() if band in other.backlog_by_band
             )
@@ -189,7 +191,7 @@ class UsageBook:
         """
         whole_s = self.throughput.queue_s(self.tokens_ahead(usage, band, own) + own)
         speed = usage.drain_rate.tokens_per_s
-        if not self._is_fair or speed is None or whole_s is None:
+        if not self.is_fair or speed is None or whole_s is None:
             return whole_s
         mine = sum(tokens for other, tokens in usage.backlog_by_band.items() if other <= band) + own
         before = sum(tokens for other, tokens in self._backlog_by_band.items() if other < band)
@@ -249,6 +251,10 @@ class UsageBook:
     def on_prompts(self, tokens: int, busy_s: float) -> None:
         """Record a step that computed `tokens` prompt tokens while sequences waited."""
         self.throughput.note_step(tokens, busy_s)
+
+    def _served_band(self, band: int) -> int:
+        """Return the band in which the engine serves requests of a band."""
+        return served_band(self._policy, band)
 
     def _named(self, name: TenantId) -> TenantUsage:
         usage = self._usage_by_name.get(name)

@@ -33,6 +33,7 @@ from tiercel.errors import OutOfDeviceMemoryError
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
 from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
+from tiercel.scheduler.account import Account
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.prompt_lookup import PromptLookup
 from tiercel.scheduler.sequence import SequenceProgress
@@ -236,7 +237,7 @@ class StepBench:
         """Make the sequences of these prompts known."""
         for number, prompt in enumerate(prompts, start=1):
             request = Request(id=SeqId(number), prompt=pack_tokens(prompt), params=params, arrival_s=0.0)
-            self._sequences[SeqId(number)] = SequenceProgress(request, (0.0,), 8)
+            self._sequences[SeqId(number)] = SequenceProgress(request, Account(request.band, request.tenant), 8)
 
     def decode(self, start_by_number: dict[int, int]) -> DeviceFlight:
         """Launch a decode of sequences with these numbers of computed tokens. Their book does not get the result."""

@@ -47,12 +47,13 @@ class TierBench:
         mode: PreemptionMode = "swap", fate: Callable[[Transfer], Verdict] | None = None,
         limits: TierLimits | None = None, rates: SimRates = SLOW, policy: PolicyName | Policy = "fcfs", chunk: int = 0,
         block: int = BLOCK, max_len: int = MAX_MODEL_LEN, step_s: StepTime = plain_step_s,
-        wrap: Callable[[SimMover, ManualClock], Mover] = lambda mover, _: mover,
+        wrap: Callable[[SimMover, ManualClock], Mover] = lambda mover, _: mover, prefix_caching: bool = True,
+        patience_s: float = 1.0, planner: type[Planner] = Planner,
     ) -> None:  # fmt: skip
         self.max_len = max_len
         self.clock = ManualClock(100.0)
         self.client = Client()
-        opened = open_policy(policy, step_ms=2.0, patience_s=1.0) if isinstance(policy, str) else policy
+        opened = open_policy(policy, step_ms=2.0, patience_s=patience_s) if isinstance(policy, str) else policy
         self.book = SequenceBook(opened, max_len, END)
         speeds = {
             Route.SPILL: host and rates.spill_bytes_per_s,
@@ -68,17 +69,17 @@ class TierBench:
         )  # fmt: skip
         self.cache = CacheManager(
             blocks, block, b"sim", host_blocks=host, disk_blocks=disk, rates=lambda: known,
-            limits=limits or TierLimits(always_loads=mode == "swap"),
+            limits=limits or TierLimits(always_loads=mode == "swap"), has_prefix_caching=prefix_caching,
         )  # fmt: skip
         self.machine = SimMachine(self.book, block, VOCAB, self.clock, max_rows=seqs + 1, step_s=step_s)
         self.mover = SimMover(self.machine, self.clock, has_host=host > 0, rates=rates, fate=fate)
         self.record = StepRecord.open(seqs + 1)
         chooser = SwapChooser(mode, lambda: known)
-        planner = Planner(self.book, StepLimits(seqs, tokens, chunk), chooser)
+        self.planner = planner(self.book, StepLimits(seqs, tokens, chunk, block_bytes=rates.block_bytes), chooser)
         self.loop = EngineLoop(
             self.book,
             self.cache,
-            planner,
+            self.planner,
             self.machine,
             self.client,
             self.clock,
@@ -90,13 +91,16 @@ class TierBench:
 
     def submit(
         self, prompt: list[int], *, max_tokens: int = 20, scope: bytes = b"", ignore_eos: bool = True,
-        tenant: TenantId = DEFAULT_TENANT,
+        tenant: TenantId = DEFAULT_TENANT, band: int = 0, prompt_logprobs: int | None = None,
     ) -> SeqId:  # fmt: skip
         seq = SeqId(len(self.requests) + 1)
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
-        self.requests[seq] = Request(
-            id=seq, prompt=pack_tokens(prompt), params=params, arrival_s=self.clock.now_s(), scope=scope, tenant=tenant
+        params = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos, prompt_logprobs=prompt_logprobs
         )
+        self.requests[seq] = Request(
+            id=seq, prompt=pack_tokens(prompt), params=params, arrival_s=self.clock.now_s(), scope=scope, tenant=tenant,
+            band=band,
+        )  # fmt: skip
         self.loop.take([Submit(self.requests[seq])])
         return seq
 

@@ -5,6 +5,7 @@ import pytest
 from tiercel.ids import SeqId
 from tiercel.plan import Slice, SwapCost
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.scheduler.preemption_book import PreemptionBook, ReturnedVictim
 from tiercel.scheduler.sequence import SequenceProgress
@@ -15,7 +16,7 @@ COSTS = StepCosts(linear_times(base_ms=1.0, prefill_ms=1.0, decode_ms=1.0, conte
 
 def piece(seq: int, start: int, length: int) -> tuple[SequenceProgress, Slice]:
     request = Request(id=SeqId(seq), prompt=pack_tokens([1]), params=SamplingParams(), arrival_s=0.0)
-    return SequenceProgress(request, (0.0,), 100), Slice(SeqId(seq), start, length, samples=True)
+    return SequenceProgress(request, Account(0, request.tenant), 100), Slice(SeqId(seq), start, length, samples=True)
 
 
 def step(book: PreemptionBook, measured_s: float, *pieces: tuple[SequenceProgress, Slice]) -> list[ReturnedVictim]:

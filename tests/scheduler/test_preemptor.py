@@ -4,6 +4,7 @@ import pytest
 
 from tests.scheduler.planner_bench import BLOCK, CountingCache, Hit, PlannerBench, slices, victims
 from tiercel.ids import SeqId, TenantId
+from tiercel.outcome import FinishReason
 from tiercel.plan import Plan
 from tiercel.process_settings import PolicyName
 from tiercel.scheduler.fairness import TenantBook
@@ -242,6 +243,67 @@ def test_freed_room_is_not_kept_from_a_higher_band() -> None:
     bench.submit(4, 4, band=0)
     admitted = [seq for _ in range(4) for seq in bench.launch().admitted]
     assert admitted[0] == 4
+
+
+# ---- victims behind their beneficiaries
+
+
+def test_a_sequence_that_is_preempted_for_a_share_is_admitted_after_the_sequence_that_got_its_blocks() -> None:
+    """The victim arrived first and its account is owed service, so its place in the queue is before the other one's."""
+    policy = open_policy("fair", step_ms=10_000.0, patience_s=0.1)
+    policy.set_tenants(Tenants(1, (TenantShare(name=TenantId("b"), weight=20.0),)), 0.0)
+    bench = PlannerBench(blocks=30, seqs=4, tokens=128, policy=policy)
+    bench.submit(1, 80, max_tokens=900, arrival_s=0.0, tenant="a")
+    run(bench, 30)
+    bench.submit(2, 60, max_tokens=4, arrival_s=bench.now_s, tenant="b")
+    plans: list[Plan] = []
+    while not (plans and victims(plans[-1])) and len(plans) < 200:
+        plans.append(step(bench))
+    (preemption,) = plans[-1].preemptions
+    assert (preemption.victim, preemption.reason) == (1, "share")
+    first, second = (bench.book.policy.sort_key(bench.book[SeqId(seq)]) for seq in (1, 2))
+    assert first < second
+    admitted = [seq for plan in run(bench, 12) for seq in plan.admitted]
+    assert admitted == [2, 1]
+
+
+def test_victims_whose_beneficiary_is_aborted_are_admitted_again() -> None:
+    bench = PlannerBench(blocks=10, seqs=4, tokens=64, policy=open_policy("priority"))
+    bench.submit(1, 32, band=6)
+    bench.step()
+    bench.submit(2, 30, band=5)
+    assert victims(bench.launch()) == (1,)
+    bench.book.finish(SeqId(2), FinishReason.ABORT, bench.now_s)
+    assert bench.launch().admitted == (1,)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_only_a_policy_that_admits_by_band_preempts_by_band(policy: PolicyName) -> None:
+    bench = PlannerBench(blocks=10, seqs=4, tokens=64, policy=open_policy(policy))
+    bench.submit(1, 30, band=1, max_tokens=4)
+    bench.step()
+    bench.submit(2, 30, band=0, max_tokens=4)
+    plans = run(bench, 20)
+    taken = [seq for plan in plans for seq in victims(plan)]
+    admitted = [seq for plan in plans for seq in plan.admitted]
+    assert (taken, admitted) == ([], [2]) if policy == "fcfs" else ([1], [2, 1])
+    assert not len(bench.book)
+
+
+def test_a_change_of_policy_moves_sequences_between_bands() -> None:
+    bench = PlannerBench(blocks=20, seqs=2, tokens=64, policy=open_policy("fcfs"))
+    for seq, band in ((1, 3), (2, 1), (3, 2), (4, 0)):
+        bench.submit(seq, 8, band=band)
+    bench.step()
+    assert {bench.book[SeqId(seq)].account.band for seq in (1, 2, 3, 4)} == {0}
+    names: tuple[PolicyName, ...] = ("fair", "fcfs", "priority")
+    for name in names:
+        bench.book.switch_policy(name, bench.now_s, step_ms=10.0, patience_s=0.1)
+        bench.book.check_integrity()
+    assert [bench.book[SeqId(seq)].account.band for seq in (1, 2, 3, 4)] == [3, 1, 2, 0]
+    assert [one.id for one in bench.book.running] == [2, 1]
+    assert victims(bench.launch()) == (1,)
+    assert bench.launch().admitted == (4,)
 
 
 # ---- starving sequences

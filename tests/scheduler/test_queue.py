@@ -13,7 +13,7 @@ from tiercel.scheduler.account import Account
 from tiercel.scheduler.fairness import NoFairness, TenantBook
 from tiercel.scheduler.fairness_limits import fair_limits
 from tiercel.scheduler.queue import WaitingQueue
-from tiercel.scheduler.queue_order import ArrivalOrder, FairOrder, PriorityOrder, WaitingSequence, open_order
+from tiercel.scheduler.queue_order import ArrivalOrder, FairOrder, WaitingSequence, open_order
 
 
 class ScriptedGate(NoFairness):
@@ -54,7 +54,7 @@ def waiting(
     return WaitingSequence(SeqId(seq), TenantId(tenant), arrival_s, arrival_s, band, goal_s, work_s)
 
 
-def queue_of(*items: WaitingSequence, order: FairOrder | PriorityOrder | ArrivalOrder | None = None) -> WaitingQueue:
+def queue_of(*items: WaitingSequence, order: FairOrder | ArrivalOrder | None = None) -> WaitingQueue:
     queue = WaitingQueue(order or FairOrder(), NoFairness())
     for item in items:
         queue.add(item, 0.0)
@@ -110,16 +110,15 @@ def test_a_sequence_with_a_cached_prefix_goes_before_an_equal_one_without() -> N
     assert candidates(queue_of(waiting(1, work_s=2.0), waiting(2, work_s=0.1))) == [2, 1]
 
 
-def test_priority_ignores_tenants_and_fcfs_ignores_bands_too() -> None:
+def test_priority_ignores_tenants() -> None:
     items = (waiting(1, tenant="a", arrival_s=3, band=0), waiting(2, tenant="b", arrival_s=2, band=1, work_s=-9))
     third = waiting(3, tenant="c", arrival_s=1, band=1)
-    assert candidates(queue_of(*items, third, order=PriorityOrder())) == [1, 3, 2]
-    assert candidates(queue_of(*items, third, order=ArrivalOrder())) == [3, 2, 1]
+    assert candidates(queue_of(*items, third, order=ArrivalOrder())) == [1, 3, 2]
     assert candidates(queue_of(waiting(8), waiting(7), order=ArrivalOrder())) == [7, 8], "the id breaks ties"
 
 
 def test_policies_by_name() -> None:
-    assert [type(open_order(name)) for name in ("fair", "priority", "fcfs")] == [FairOrder, PriorityOrder, ArrivalOrder]
+    assert [type(open_order(name)) for name in ("fair", "priority", "fcfs")] == [FairOrder, ArrivalOrder, ArrivalOrder]
     with pytest.raises(InvariantError):
         open_order("lottery")
 

@@ -98,7 +98,7 @@ class Overloaded:
     def run(self, requests: Sequence[Sent], until_s: float) -> list[Sent]:
         """Send requests at their times; stop when all have ended, at the latest at `until_s`."""
         self._simulation = simulation = Simulation(self.settings, [tenant.share for tenant in self.tenants])
-        usages = UsageBook(simulation.clock, is_fair=self.settings.policy == "fair")
+        usages = UsageBook(simulation.clock, self.settings.policy)
         usages.set_table(make_table(self.tenants, version=1, source="file"))
         silent, self._wire = _Silent(), _Wire()
         self._client = EngineClient(simulation.clock, silent, usages)

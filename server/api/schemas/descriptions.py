@@ -43,7 +43,7 @@ FIELD_TEXTS: dict[str, str] = {
     "parallel_tool_calls": "false: at most one call. The default is any number.",
     "prediction": "Ignored: a guess of the answer changes neither the answer nor its speed.",
     "presence_penalty": "Subtracted from the logit of a token that the output has.",
-    "priority": "A lower number goes first, never before the band of the tenant.",
+    "priority": "A lower number goes first, never before the band of the tenant; no effect under the policy `fcfs`.",
     "prompt": "A text, a list of texts, a list of token ids, or a list of such lists.",
     "prompt_lookup_num_tokens": "Tokens proposed at once from earlier text of the sequence; 0 proposes none. The answer"
     " is the same.",

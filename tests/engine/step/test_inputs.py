@@ -17,6 +17,7 @@ from tiercel.engine.step.tables import DeviceTables
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, TableUpdate
 from tiercel.request import Request, SamplingParams
+from tiercel.scheduler.account import Account
 from tiercel.scheduler.sequence import SequenceProgress
 
 CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ class Scene:
                 "I", rng.integers(0, 1 << 31, rng.integers(1, BLOCK * BLOCKS - 1)).astype(np.uint32).tobytes()
             )
             request = Request(id=seq, prompt=tokens.tobytes(), params=SamplingParams(), arrival_s=0.0)
-            self.sequences[seq] = SequenceProgress(request, (0.0,), 8)
+            self.sequences[seq] = SequenceProgress(request, Account(request.band, request.tenant), 8)
 
     def update(self) -> None:
         """Change some tables, on the host and among the unsent patches."""

@@ -142,7 +142,11 @@ def test_a_request_changes_limits_policy_and_log_level_at_once(folder: Path, tmp
             "is_live": True,
         }
         settings = operator.settings
-        assert (settings.max_num_queued_reqs, settings.max_body_bytes, settings.is_fair) == (7, 65_536, False)
+        assert (settings.max_num_queued_reqs, settings.max_body_bytes, settings.scheduling_policy) == (
+            7,
+            65_536,
+            "fcfs",
+        )
         assert logging.getLogger().level == logging.ERROR
         await until(lambda: bool(operator.server.engine.settings))
         reported = operator.server.engine.settings[-1]

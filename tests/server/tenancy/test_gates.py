@@ -13,6 +13,7 @@ from tiercel.clock import ManualClock
 from tiercel.errors import AdmissionError
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason
+from tiercel.process_settings import PolicyName
 from tiercel.request import SamplingParams
 from tiercel.server.engine.mailbox import Mailbox
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
@@ -46,9 +47,9 @@ class Desk:
         self.admission = Admission(self, self, self.clock, self.usages, max_queued=self.max_queued)
 
     @staticmethod
-    def of(*tenants: Tenant, max_queued: int = 100, is_fair: bool = False) -> "Desk":
+    def of(*tenants: Tenant, max_queued: int = 100, policy: PolicyName = "priority") -> "Desk":
         clock = ManualClock(1000.0)
-        desk = Desk(clock, UsageBook(clock, is_fair=is_fair), max_queued)
+        desk = Desk(clock, UsageBook(clock, policy), max_queued)
         desk.usages.set_table(_table(*tenants))
         return desk
 
@@ -288,7 +289,7 @@ def test_a_goal_that_cannot_be_met_is_refused_with_the_required_time() -> None:
 
 def test_a_forecast_that_was_wrong_for_one_tenant_refuses_no_other() -> None:
     tenant, flood = _interactive(), _tenant("flood")
-    desk = Desk.of(tenant, flood, is_fair=True)
+    desk = Desk.of(tenant, flood, policy="fair")
     _measured(desk, 1000)
     late = desk.run(flood, AdmissionRequest(prompts=[100]))
     desk.clock.advance(30)
@@ -314,6 +315,17 @@ def test_only_work_of_own_and_higher_bands_is_ahead() -> None:
         desk.run(tenant, AdmissionRequest(prompts=[100], priority=5))
 
 
+def test_under_fcfs_work_of_lower_bands_is_ahead_too() -> None:
+    tenant, low = _interactive(), _tenant("low", band=5)
+    desk = Desk.of(tenant, low, policy="fcfs")
+    _measured(desk, 1000)
+    desk.run(low, AdmissionRequest(prompts=[50_000]))
+    with _refused(503, "overloaded"):
+        desk.run(tenant, AdmissionRequest(prompts=[100]))
+    desk.usages.set_policy("priority")
+    assert desk.run(tenant, AdmissionRequest(prompts=[100])).start.queue_s == pytest.approx(0.1)
+
+
 def test_a_prompt_that_misses_its_goal_alone_is_held_to_the_queue_only() -> None:
     tenant = _interactive()
     desk = Desk.of(tenant)
@@ -337,7 +349,7 @@ def test_cached_prompts_take_no_time() -> None:
 
 def test_where_a_band_is_shared_by_weight_the_queue_of_another_does_not_count() -> None:
     tenant, flood = _interactive(weight=3), _tenant("flood")
-    desk = Desk.of(tenant, flood, is_fair=True)
+    desk = Desk.of(tenant, flood, policy="fair")
     _measured(desk, 1000)
     desk.run(flood, AdmissionRequest(prompts=[1_000_000]))
     facts = desk.run(tenant, AdmissionRequest(prompts=[300]))
@@ -351,7 +363,7 @@ def test_where_a_band_is_shared_by_weight_the_queue_of_another_does_not_count() 
 @pytest.mark.parametrize("is_fair", [True, False])
 def test_a_tenant_with_nothing_waiting_is_soon_tried_again_where_it_is_owed_its_share(is_fair: bool) -> None:
     tenant, flood = _interactive(), _tenant("flood")
-    desk = Desk.of(tenant, flood, is_fair=is_fair)
+    desk = Desk.of(tenant, flood, policy="fair" if is_fair else "priority")
     _measured(desk, 1000)
     desk.run(flood, AdmissionRequest(prompts=[300]))
     facts = desk.run(tenant, AdmissionRequest(prompts=[100]))
@@ -369,7 +381,7 @@ def test_a_tenant_with_nothing_waiting_is_soon_tried_again_where_it_is_owed_its_
 
 def test_a_queue_that_drains_more_slowly_than_its_share_is_forecast_by_its_own_speed() -> None:
     tenant, flood = _interactive(ttft_s=1000.0), _tenant("flood")
-    desk = Desk.of(tenant, flood, is_fair=True)
+    desk = Desk.of(tenant, flood, policy="fair")
     _measured(desk, 1000)
     desk.run(flood, AdmissionRequest(prompts=[100_000]))
     waiting = [desk.run(tenant, AdmissionRequest(prompts=[100])) for _ in range(10)]
@@ -384,7 +396,7 @@ def test_a_queue_that_drains_more_slowly_than_its_share_is_forecast_by_its_own_s
 
 def test_a_tenant_that_has_the_engine_to_itself_waits_no_longer_than_for_all_that_waits() -> None:
     tenant, flood = _interactive(ttft_s=1000.0), _tenant("flood")
-    desk = Desk.of(tenant, flood, is_fair=True)
+    desk = Desk.of(tenant, flood, policy="fair")
     _measured(desk, 1000)
     held = desk.run(flood, AdmissionRequest(prompts=[100_000]))
     waiting = [desk.run(tenant, AdmissionRequest(prompts=[100])) for _ in range(10)]
