@@ -7,12 +7,12 @@ from msgspec.structs import replace
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.params import ModelLimits, SamplingPlan, chat_plan
 from tiercel.server.api.prompt import chat_work, empty_prompt
-from tiercel.server.api.schemas.chat import ChatFields
+from tiercel.server.api.schemas.chat import ChatFields, MessageFields
 from tiercel.server.api.structured import check_ends
 from tiercel.server.api.tool_choice import ToolChoice, read_tool_choice
 from tiercel.server.api.tool_grammar import tool_constraint
 from tiercel.server.text.answer.reader import AnswerReader
-from tiercel.server.text.chat_template import ChatTemplate
+from tiercel.server.text.chat_template import ChatPrompt, ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class ChatCall:
         """Number of prompts: one."""
         return 1
 
+    @property
+    def expanded_bytes(self) -> int:
+        """The memory of what the body stands for beyond its own values: nothing."""
+        return 0
+
     def plan(self, limits: ModelLimits) -> SamplingPlan:
         """Return how the answer is sampled. Errors: AdmissionError (400).
 
@@ -57,7 +62,16 @@ class ChatCall:
     async def tokenize(self, limits: ModelLimits) -> list[list[int]]:
         """Return the tokens of the prompt. Errors: AdmissionError (400)."""
         prompt = await self.context.in_worker(chat_work(self.fields, self.template, self.context.codec, limits))
+        return [self.begin(prompt)]
+
+    def render(self, messages: list[MessageFields], limits: ModelLimits) -> ChatPrompt:
+        """Return the prompt of other messages than those of `fields`. For workers. Errors: AdmissionError (400)."""
+        fields = self.fields.model_copy(update={"messages": messages})
+        return chat_work(fields, self.template, self.context.codec, limits)()
+
+    def begin(self, prompt: ChatPrompt) -> list[int]:
+        """Take the prompt behind which the answer begins, and return its tokens. Errors: AdmissionError (400)."""
         if not prompt.tokens:
             raise empty_prompt()
         self.reader.begin(prompt.text)
-        return [prompt.tokens]
+        return prompt.tokens

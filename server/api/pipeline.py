@@ -56,6 +56,11 @@ class GenerationCall(Protocol):
     @property
     def num_prompts(self) -> int: ...
 
+    @property
+    def expanded_bytes(self) -> int:
+        """The memory of what the body stands for beyond its own values, counted before `tokenize` expands it."""
+        ...
+
     def plan(self, limits: ModelLimits) -> SamplingPlan:
         """Return how its prompts are sampled; called behind `tokenize`. Errors: AdmissionError (400)."""
         ...
@@ -170,6 +175,7 @@ class GenerationPipeline:
             body = await self._context.read_object(request, holding)
             refuse_unsupported(body, own_fields)
             call, shape, model = read(body)
+            holding.grow(call.expanded_bytes)
             record.note_parsed(model)
             fields = call.fields
             record.ignored_fields = fields.ignored_names

@@ -37,6 +37,11 @@ class PooledCall:
         """Number of inputs."""
         return len(self.inputs)
 
+    @property
+    def expanded_bytes(self) -> int:
+        """The memory of what the body stands for beyond its own values: nothing, each text is encoded once."""
+        return 0
+
     def plan(self, limits: ModelLimits) -> SamplingPlan:
         """Return that nothing is sampled. Errors: AdmissionError (400) if the model has no pooling."""
         style = self.context.pooling

@@ -113,9 +113,18 @@ def check_tokens(prompts: Sequence[list[int]], limits: ModelLimits, field: str) 
 
 def check_text_length(letters: int, codec: TextCodec, limits: ModelLimits) -> None:
     """Refuse a text that cannot fit into the context, without tokenising it. Errors: AdmissionError (400)."""
-    at_least = letters // (codec.vocabulary.longest_bytes * _MAX_SHRINKING)
+    at_least = _least_tokens(letters, codec)
     if at_least >= limits.longest:
         raise too_long(at_least, limits, at_least=True)
+
+
+def may_fit(letters: int, codec: TextCodec, limits: ModelLimits) -> bool:
+    """Return whether a text of so many characters may fit into the context."""
+    return _least_tokens(letters, codec) < limits.longest
+
+
+def _least_tokens(letters: int, codec: TextCodec) -> int:
+    return letters // (codec.vocabulary.longest_bytes * _MAX_SHRINKING)
 
 
 def chat_work(

@@ -1,7 +1,6 @@
 """A request to the responses API as a chat request: what it means, and its prompt."""
 
 import contextlib
-import dataclasses
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -10,7 +9,10 @@ from msgspec.structs import replace
 from tiercel.errors import AdmissionError
 from tiercel.server.api.chat_call import ChatCall
 from tiercel.server.api.params import ModelLimits, SamplingPlan, check_length
+from tiercel.server.api.prompt import may_fit
+from tiercel.server.api.response_input import ResponseInput
 from tiercel.server.api.schemas.chat import ChatFields, MessageFields
+from tiercel.server.text.chat_template import ChatPrompt
 
 _NAMES = {
     "max_completion_tokens": "max_output_tokens",
@@ -45,21 +47,60 @@ def in_our_words() -> Generator[None]:
         raise renamed(exc) from exc
 
 
+class MessageTurns:
+    """The messages of a conversation, of which the oldest turns may be left out. A turn begins with a user's message.
+
+    Messages before the first turn stay.
+    """
+
+    def __init__(self, messages: list[MessageFields]) -> None:
+        self._messages = messages
+        self._starts = [index for index, message in enumerate(messages) if message.role == "user"] or [0]
+
+    @property
+    def num_turns(self) -> int:
+        """Number of turns, at least one."""
+        return len(self._starts)
+
+    def without_oldest(self, turns: int) -> list[MessageFields]:
+        """Return the messages without so many of the oldest turns."""
+        if not turns:
+            return self._messages
+        return [*self._messages[: self._starts[0]], *self._messages[self._starts[turns] :]]
+
+    def letters(self) -> int:
+        """Return the number of characters of all messages."""
+        return sum(map(_letters, self._messages))
+
+    def letters_of(self, turn: int) -> int:
+        """Return the number of characters of one turn, which is not the last one."""
+        return sum(map(_letters, self._messages[self._starts[turn] : self._starts[turn + 1]]))
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseCall:
-    """A response to be generated. `truncates`: the oldest turns are left out of a conversation that is too long."""
+    """A response to be generated, whose messages are those of `input`; those of `chat` stand in for them.
+
+    `truncates`: the oldest turns are left out of a conversation that is too long. `is_stored`: its items are encoded.
+    """
 
     chat: ChatCall
+    input: ResponseInput
     truncates: bool
+    is_stored: bool
 
     @property
     def fields(self) -> ChatFields:
-        """The fields of the chat request."""
+        """The fields of the chat request, but for its messages."""
         return self.chat.fields
 
     @property
     def num_prompts(self) -> int:
         return 1
+
+    @property
+    def expanded_bytes(self) -> int:
+        return self.input.expanded_bytes
 
     def plan(self, limits: ModelLimits) -> SamplingPlan:
         with in_our_words():
@@ -68,31 +109,58 @@ class ResponseCall:
 
     async def tokenize(self, limits: ModelLimits) -> list[list[int]]:
         with in_our_words():
-            return [await self._shortened(limits)] if self.truncates else await self.chat.tokenize(limits)
-
-    async def _shortened(self, limits: ModelLimits) -> list[int]:
-        """Return the tokens of the conversation without as many of its oldest turns as necessary, but the last one.
-
-        System messages before the first turn stay. Errors: AdmissionError (400) if the last turn alone is too long.
-        """
-        messages = self.fields.messages
-        starts = [index for index, message in enumerate(messages) if message.role == "user"] or [0]
-        fewest, most = 0, len(starts) - 1  # number of turns to leave out
-        tokens: list[int] = []
-        while fewest <= most:
-            dropped = (fewest + most) // 2 if tokens or fewest else 0
-            kept = messages if dropped == 0 else [*messages[: starts[0]], *messages[starts[dropped] :]]
             try:
-                tokens = await self._fitting(kept, limits)
+                prompt = await self._shortened(limits) if self.truncates else await self._whole(limits)
+            finally:
+                self.input.abandon()
+            return [self.chat.begin(prompt)]
+
+    async def _whole(self, limits: ModelLimits) -> ChatPrompt:
+        return await self.chat.context.in_worker(lambda: self.chat.render(self._messages(), limits))
+
+    def _messages(self) -> list[MessageFields]:
+        messages = self.input.messages()
+        if self.is_stored:
+            self.input.encode()
+        return messages
+
+    async def _shortened(self, limits: ModelLimits) -> ChatPrompt:
+        """Return the prompt of the conversation without as many of its oldest turns as necessary, but the last one.
+
+        System messages before the first turn stay. Each attempt is work of its own, so that others get their turn.
+        Errors: AdmissionError (400) if the last turn alone is too long.
+        """
+        turns = await self.chat.context.in_worker(lambda: self._possible(limits))
+        fewest, most = 0, turns.num_turns - 1  # number of turns to leave out
+        prompt: ChatPrompt | None = None
+        while fewest <= most:
+            dropped = (fewest + most) // 2 if prompt is not None or fewest else 0
+            try:
+                prompt = await self._fitting(turns.without_oldest(dropped), limits)
                 most = dropped - 1
             except AdmissionError as exc:
-                if exc.code != "context_length_exceeded" or (dropped == most and not tokens):
+                if exc.code != "context_length_exceeded" or (dropped == most and prompt is None):
                     raise
                 fewest = dropped + 1
-        return tokens
+        assert prompt is not None  # otherwise the last refusal was raised
+        return prompt
 
-    async def _fitting(self, messages: list[MessageFields], limits: ModelLimits) -> list[int]:
-        shortened = dataclasses.replace(self.chat, fields=self.fields.model_copy(update={"messages": messages}))
-        (tokens,) = await shortened.tokenize(limits)
-        check_length(len(tokens), self.fields.max_completion_tokens, "max_output_tokens", limits)
-        return tokens
+    def _possible(self, limits: ModelLimits) -> MessageTurns:
+        """Return the messages without the oldest turns that cannot fit, as their number of characters shows."""
+        turns = MessageTurns(self._messages())
+        letters = turns.letters()
+        dropped = 0
+        while dropped < turns.num_turns - 1 and not may_fit(letters, self.chat.context.codec, limits):
+            letters -= turns.letters_of(dropped)
+            dropped += 1
+        return MessageTurns(turns.without_oldest(dropped)) if dropped else turns
+
+    async def _fitting(self, messages: list[MessageFields], limits: ModelLimits) -> ChatPrompt:
+        prompt = await self.chat.context.in_worker(lambda: self.chat.render(messages, limits))
+        check_length(len(prompt.tokens), self.fields.max_completion_tokens, "max_output_tokens", limits)
+        return prompt
+
+
+def _letters(message: MessageFields) -> int:
+    texts = (message.content, message.reasoning_content)
+    return sum(len(text) for text in texts if isinstance(text, str))

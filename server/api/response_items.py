@@ -6,9 +6,7 @@ from typing import cast
 
 from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.fields import MAX_MESSAGES, MAX_PARTS
-
-Item = Mapping[str, object]
-"""An item as it is stored and listed: an object of JSON with `type` and `id`."""
+from tiercel.server.api.stored_items import Item, StoredItem
 
 _MAX_NAME = 512
 _ROLES = ("user", "assistant", "system", "developer")
@@ -20,10 +18,11 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(24)
 
 
-def read_items(value: object, find: Callable[[str], Item | None]) -> list[Item]:
+def read_items(value: object, find: Callable[[str], StoredItem | None]) -> list[Item | StoredItem]:
     """Check the `input` of a request, a text or a list of items, and return its items.
 
-    `find` returns the stored item with an id, for items of type item_reference.
+    `find` returns the stored item with an id, for items of type item_reference. It is returned as it is: what it
+    stands for may be large.
     Errors: AdmissionError (400) naming the place of the fault, (404) for a reference to an unknown item.
     """
     if value is None:
@@ -40,14 +39,14 @@ def read_items(value: object, find: Callable[[str], Item | None]) -> list[Item]:
 
 
 def chat_messages(items: Iterable[Item], instructions: str | None) -> list[dict[str, object]]:
-    """Return the chat messages of a conversation.
+    """Return the chat messages of a conversation. Of each item, its texts alone are kept.
 
     Thoughts, a text and calls that follow each other are one message of the assistant, as the model wrote them.
     """
     messages: list[dict[str, object]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    answer: dict[str, object] | None = None  # the message of the assistant that is being put together
+    answer: _Answer | None = None  # the message of the assistant that is being put together
     for item in items:
         match item["type"]:
             case "message" if item["role"] != "assistant":
@@ -57,30 +56,40 @@ def chat_messages(items: Iterable[Item], instructions: str | None) -> list[dict[
                 answer = None
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
             case kind:
-                if answer is None or _begins_anew(answer, kind):
-                    answer = {"role": "assistant", "content": None}
-                    messages.append(answer)
-                _extend(answer, item)
+                if answer is None or answer.begins_anew(kind):
+                    answer = _Answer()
+                    messages.append(answer.message)
+                answer.add(item)
+    for message in messages:
+        if isinstance(thoughts := message.get("reasoning_content"), list):
+            message["reasoning_content"] = "".join(cast(list[str], thoughts))
     return messages
 
 
-def _begins_anew(answer: Mapping[str, object], kind: object) -> bool:
-    """Return whether an item cannot belong to this message of the assistant, because the model writes in order."""
-    has_calls, has_text = "tool_calls" in answer, answer["content"] is not None
-    return kind != "function_call" and (has_calls or has_text)
+class _Answer:
+    """One message of the assistant, put together item by item."""
 
+    def __init__(self) -> None:
+        self.message: dict[str, object] = {"role": "assistant", "content": None}
+        self._thoughts: list[str] = []
 
-def _extend(answer: dict[str, object], item: Item) -> None:
-    match item["type"]:
-        case "function_call":
-            function = {"name": item["name"], "arguments": item["arguments"]}
-            calls = cast(list[object], answer.setdefault("tool_calls", []))
-            calls.append({"id": item["call_id"], "type": "function", "function": function})
-        case "reasoning":
-            thoughts = _joined(item.get("content") or item.get("summary") or [])
-            answer["reasoning_content"] = f"{answer.get('reasoning_content', '')}{thoughts}"
-        case _:
-            answer["content"] = _joined(item["content"])
+    def begins_anew(self, kind: object) -> bool:
+        """Return whether an item cannot belong to this message, because the model writes in order."""
+        has_calls, has_text = "tool_calls" in self.message, self.message["content"] is not None
+        return kind != "function_call" and (has_calls or has_text)
+
+    def add(self, item: Item) -> None:
+        """Add an item. Thoughts are joined once they are over: growing one text would copy it for each item."""
+        match item["type"]:
+            case "function_call":
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                calls = cast(list[object], self.message.setdefault("tool_calls", []))
+                calls.append({"id": item["call_id"], "type": "function", "function": function})
+            case "reasoning":
+                self._thoughts.append(_joined(item.get("content") or item.get("summary") or []))
+                self.message["reasoning_content"] = self._thoughts
+            case _:
+                self.message["content"] = _joined(item["content"])
 
 
 def _joined(content: object) -> str:
@@ -88,7 +97,7 @@ def _joined(content: object) -> str:
     return "\n".join(part.get("text", part.get("refusal", "")) for part in parts)
 
 
-def _item(entry: object, place: str, find: Callable[[str], Item | None]) -> Item:
+def _item(entry: object, place: str, find: Callable[[str], StoredItem | None]) -> Item | StoredItem:
     if not isinstance(entry, dict):
         raise _wrong(place, "must be an object")
     item = cast(dict[str, object], entry)

@@ -1,5 +1,7 @@
 """One response in the store, from its creation to its end."""
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec.structs import replace
 from starlette.responses import Response
@@ -8,28 +10,43 @@ from starlette.types import Receive, Scope, Send
 from tiercel.server.api.replies.hole import HOLE, hole
 from tiercel.server.api.replies.response_shape import ResponseShape
 from tiercel.server.api.replies.responses import OutputItem, ResponseBody
-from tiercel.server.api.response_store import ConversationTurn, ResponseStore, StoredResponse
+from tiercel.server.api.response_input import ResponseInput
+from tiercel.server.api.response_store import Hold, ResponseStore, StoredResponse, StoredTurn
+from tiercel.server.api.stored_items import Item, StoredItem
 
 
 class ResponseKeeper:
     """Writes the states of one response to the store.
 
-    A response that was deleted or evicted while it was in progress is not stored again.
+    A response that was deleted or evicted while it was in progress is not stored again. `parent` and the stored items
+    of `input` stay in the store until `release` at the latest.
     """
 
-    def __init__(self, store: ResponseStore, tenant: str) -> None:
+    def __init__(
+        self, store: ResponseStore, tenant: str, parent: StoredTurn | None, input: Sequence[Item | StoredItem]
+    ) -> None:
         self._store = store
         self._tenant = tenant
+        self._parent = parent
+        items = [item for item in input if isinstance(item, StoredItem)]
+        self._hold: Hold = store.use(tenant, items if parent is None else [parent, *items])
 
-    def begin(self, body: ResponseBody, turn: ConversationTurn) -> None:
-        """Store a response without output."""
-        self._store.put(self._tenant, _entry(body, turn))
+    def begin(self, body: ResponseBody, input: ResponseInput) -> None:
+        """Store a response without output. From here on only the store has its turn, and may evict it."""
+        self._store.put(self._tenant, _entry(body, StoredTurn(self._parent, input.encoded)))
+        self.release()
+
+    def release(self) -> None:
+        """Hold nothing of the store any more. A second call has no effect."""
+        self._parent = None
+        self._hold.release()
 
     def change(self, body: ResponseBody) -> None:
         """Store a later state of the response."""
         entry = self._store.get(self._tenant, body.id)
         if entry is not None:
-            turn = entry.turn.ended(msgspec.json.encode(body.output))
+            output = [StoredItem(item.id, msgspec.json.encode(item), opens_turn=False) for item in body.output]
+            turn = entry.turn.ended(output)
             self._store.put(self._tenant, _entry(body, turn))
 
     def drop(self, id: str) -> None:
@@ -37,7 +54,7 @@ class ResponseKeeper:
         self._store.remove(self._tenant, id)
 
 
-def _entry(body: ResponseBody, turn: ConversationTurn) -> StoredResponse:
+def _entry(body: ResponseBody, turn: StoredTurn) -> StoredResponse:
     before, after = msgspec.json.encode(replace(body, output=hole(list[OutputItem]))).split(HOLE)
     is_over = body.status not in ("queued", "in_progress")
     return StoredResponse(body.id, before, after, turn, is_over=is_over, is_in_background=body.background)
@@ -50,18 +67,18 @@ class KeptAnswer(Response):
     at all, because the request failed or it left before a whole answer, nothing is stored.
     """
 
-    def __init__(self, answer: Response, shape: ResponseShape, keeper: ResponseKeeper, turn: ConversationTurn) -> None:
+    def __init__(self, answer: Response, shape: ResponseShape, keeper: ResponseKeeper, input: ResponseInput) -> None:
         super().__init__()
         self._answer = answer
         self._shape = shape
         self._keeper = keeper
-        self._turn: ConversationTurn | None = turn
+        self._input: ResponseInput | None = input
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        turn, self._turn = self._turn, None  # from here on only the store has it, which may evict it
-        assert turn is not None
-        self._keeper.begin(self._shape.body, turn)
-        del turn
+        input, self._input = self._input, None
+        assert input is not None
+        self._keeper.begin(self._shape.body, input)
+        del input
         try:
             await self._answer(scope, receive, send)
         finally:

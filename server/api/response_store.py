@@ -1,23 +1,27 @@
 """The stored responses of all tenants: in memory, bounded, and lost at a restart.
 
 Memory is counted as the bytes of what is kept and a fixed amount for each object. Beyond a limit, the least recently
-used responses are forgotten, those of the tenant itself first.
+used responses are forgotten, those of the tenant itself first. What is still read, or was referred to by a request that
+is being prepared, is counted until that has ended, even if it is forgotten meanwhile.
 """
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
 
-import msgspec
 from msgspec import Struct
 
 from tiercel.clock import Clock
+from tiercel.server.api.stored_items import PartBooks, StoredItem, StoredPart, listed
 
 ENTRY_BYTES = 1024
 """Memory of one stored response beside its bytes: objects, ids, and its places in the books."""
-ITEM_BYTES = 256
-"""Memory of the index of one item."""
+TURN_BYTES = 256
+"""Memory of one turn beside its items."""
+REFERENCE_BYTES = 8
+"""Memory of the place of an item in a turn."""
 
 
 class StoreLimits(Struct, frozen=True, kw_only=True):
@@ -29,52 +33,58 @@ class StoreLimits(Struct, frozen=True, kw_only=True):
     lifetime_s: float  # after the last use
 
 
-class ConversationTurn:
-    """The items that one response has added to a conversation. Turns are shared: a later turn refers to its parent."""
+class StoredTurn(StoredPart):
+    """The items that one response has added to a conversation: those of the client, and the output.
 
-    __slots__ = ("input", "item_ids", "num_bytes", "output", "parent", "uses")
+    Turns and items are shared: a later turn refers to its parent, and two turns may refer to one item.
+    """
 
-    def __init__(self, parent: "ConversationTurn | None", input: bytes, output: bytes) -> None:
-        """`input` and `output` are lists of items as JSON, each item with an id."""
+    __slots__ = ("_asked_before", "input", "item_bytes", "length", "output", "parent")
+
+    def __init__(
+        self, parent: "StoredTurn | None", input: Sequence[StoredItem], output: Sequence[StoredItem] = ()
+    ) -> None:
+        super().__init__()
         self.parent = parent
-        self.input = input
-        self.output = output
-        self.item_ids = tuple(str(item["id"]) for item in self.items())
-        self.num_bytes = len(input) + len(output) + ITEM_BYTES * len(self.item_ids)
-        self.uses = 0  # stored responses and stored turns that refer to this one
+        self.input = tuple(input)
+        self.output = tuple(output)
+        items = (*self.input, *self.output)
+        self.length = 1 + len(items) + (0 if parent is None else parent.length)  # turns and items of the conversation
+        self.item_bytes = sum(len(item.encoded) for item in items) + (0 if parent is None else parent.item_bytes)
+        self._asked_before = None if parent is None else parent.first_asked
 
-    @staticmethod
-    def begin(parent: "ConversationTurn | None", items: Sequence[Mapping[str, object]]) -> "ConversationTurn":
-        """Return a turn with the items of the client and no output yet."""
-        return ConversationTurn(parent, msgspec.json.encode(items), b"[]")
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the turn without its items and its parent."""
+        return TURN_BYTES + REFERENCE_BYTES * (len(self.input) + len(self.output))
 
-    def ended(self, output: bytes) -> "ConversationTurn":
+    @property
+    def first_asked(self) -> "StoredTurn | None":
+        """The first turn of the conversation with a message of the user; None if there is none."""
+        if self._asked_before is not None:
+            return self._asked_before
+        return self if any(item.opens_turn for item in (*self.input, *self.output)) else None
+
+    def parts(self) -> Iterator[StoredPart]:
+        """Yield the items, and the turn before this one."""
+        yield from self.input
+        yield from self.output
+        if self.parent is not None:
+            yield self.parent
+
+    def ended(self, output: Sequence[StoredItem]) -> "StoredTurn":
         """Return this turn with its output."""
-        return ConversationTurn(self.parent, self.input, output)
+        return StoredTurn(self.parent, self.input, output)
 
-    def items(self) -> list[dict[str, object]]:
-        """Return the items of this turn alone, those of the client first."""
-        return [*self.input_items(), *_decoded(self.output)]
-
-    def input_items(self) -> list[dict[str, object]]:
-        """Return the items that the client sent."""
-        return _decoded(self.input)
-
-    def conversation(self) -> list[dict[str, object]]:
-        """Return the items of all turns up to this one."""
-        turns: list[ConversationTurn] = []
-        turn: ConversationTurn | None = self
+    def backwards(self) -> Iterator["StoredTurn"]:
+        """Yield this turn and those before it, the latest first."""
+        turn: StoredTurn | None = self
         while turn is not None:
-            turns.append(turn)
+            yield turn
             turn = turn.parent
-        return [item for turn in reversed(turns) for item in turn.items()]
 
 
-def _decoded(items: bytes) -> list[dict[str, object]]:
-    return cast(list[dict[str, object]], msgspec.json.decode(items))
-
-
-class StoredResponse:
+class StoredResponse(StoredPart):
     """One stored response: the JSON of its body around the place of the output, and its turn of the conversation."""
 
     __slots__ = ("after", "before", "id", "is_in_background", "is_over", "turn", "used_s")
@@ -84,11 +94,12 @@ class StoredResponse:
         id: str,
         before: bytes,
         after: bytes,
-        turn: ConversationTurn,
+        turn: StoredTurn,
         *,
         is_over: bool,
         is_in_background: bool = False,
     ) -> None:
+        super().__init__()
         self.id = id
         self.before = before
         self.after = after
@@ -102,51 +113,70 @@ class StoredResponse:
         """The memory of the response without its turn."""
         return len(self.before) + len(self.after) + ENTRY_BYTES
 
+    def parts(self) -> Iterator[StoredPart]:
+        """Yield the turn."""
+        yield self.turn
+
+    def body(self) -> Iterator[bytes]:
+        """Yield the JSON of the response, piece by piece."""
+        yield self.before
+        yield from listed(self.turn.output)
+        yield self.after
+
     @property
-    def body(self) -> bytes:
-        """The JSON of the response."""
-        return self.before + self.turn.output + self.after
+    def read_parts(self) -> tuple[StoredPart, ...]:
+        """The parts that `body` reads."""
+        return (self, *self.turn.output)
 
 
 class _Shelf:
-    """The responses of one tenant, the least recently used first."""
+    """The responses of one tenant, the least recently used first, and the books of their parts."""
 
-    __slots__ = ("entries", "num_bytes", "turn_by_item")
+    __slots__ = ("books", "entries")
 
     def __init__(self) -> None:
         self.entries: OrderedDict[str, StoredResponse] = OrderedDict()
-        self.turn_by_item: dict[str, ConversationTurn] = {}
-        self.num_bytes = 0
+        self.books = PartBooks()
 
     def add(self, entry: StoredResponse) -> None:
+        before = self.entries.pop(entry.id, None)
         self.entries[entry.id] = entry
-        self.num_bytes += entry.num_bytes
-        turn: ConversationTurn | None = entry.turn
-        while turn is not None:
-            turn.uses += 1
-            if turn.uses > 1:
-                return
-            self.num_bytes += turn.num_bytes
-            self.turn_by_item.update(dict.fromkeys(turn.item_ids, turn))
-            turn = turn.parent
+        self.books.use(entry)  # first, so that what both have stays where it is
+        if before is not None:
+            self.books.drop(before)
 
     def remove(self, id: str) -> None:
-        entry = self.entries.pop(id)
-        self.num_bytes -= entry.num_bytes
-        turn: ConversationTurn | None = entry.turn
-        while turn is not None:
-            turn.uses -= 1
-            if turn.uses:
-                return
-            self.num_bytes -= turn.num_bytes
-            for item in turn.item_ids:
-                if self.turn_by_item.get(item) is turn:
-                    del self.turn_by_item[item]
-            turn = turn.parent
+        self.books.drop(self.entries.pop(id))
+
+
+class Hold:
+    """Parts of the store that stay counted until the hold is released, or its `with` block ends."""
+
+    __slots__ = ("_release",)
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release: Callable[[], None] | None = release
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Count the parts no longer. A second call has no effect."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
 
 class ResponseStore:
-    """The stored responses of all tenants. A response is found by its own tenant only."""
+    """The stored responses of all tenants. A response is found by its own tenant only.
+
+    All methods are called on the event loop; none decodes an item.
+    """
 
     def __init__(self, limits: Callable[[], StoreLimits], clock: Clock, on_evicted: Callable[[str, int], None]) -> None:
         """`on_evicted` is called with a reason, `expired` or `full`, and a number of responses."""
@@ -172,23 +202,19 @@ class ResponseStore:
             shelf.entries.move_to_end(id)
         return entry
 
-    def item(self, tenant: str, id: str) -> dict[str, object] | None:
+    def item(self, tenant: str, id: str) -> StoredItem | None:
         """Return a stored item of a tenant; None if it is not there."""
         self._expire()
         shelf = self._shelves.get(tenant)
-        turn = None if shelf is None else shelf.turn_by_item.get(id)
-        return None if turn is None else next(item for item in turn.items() if item["id"] == id)
+        return None if shelf is None else shelf.books.item(id)
 
     def put(self, tenant: str, entry: StoredResponse) -> None:
         """Store a response, in place of the one with its id. Others may be forgotten for it, or it may itself."""
         if not self.keeps_any:
             return
         self._expire()
-        shelf = self._shelves.setdefault(tenant, _Shelf())
         entry.used_s = self._clock.now_s()
-        with self._counted(shelf):
-            if entry.id in shelf.entries:
-                shelf.remove(entry.id)
+        with self._changed(tenant) as shelf:
             shelf.add(entry)
         self._shrink(tenant)
 
@@ -200,37 +226,52 @@ class ResponseStore:
         self._remove(tenant, id)
         return True
 
+    def use(self, tenant: str, parts: Sequence[StoredPart]) -> Hold:
+        """Keep parts of a tenant, and all that they refer to, as if they were stored once more."""
+        with self._changed(tenant) as shelf:
+            for part in parts:
+                shelf.books.use(part)
+
+        def release() -> None:
+            with self._changed(tenant) as shelf:
+                for part in parts:
+                    shelf.books.drop(part)
+
+        return Hold(release)
+
+    def read(self, tenant: str, parts: Sequence[StoredPart]) -> Hold:
+        """Keep the bytes of parts of a tenant counted. Parts that are forgotten meanwhile are not found any more."""
+        with self._changed(tenant) as shelf:
+            shelf.books.read(parts)
+
+        def release() -> None:
+            with self._changed(tenant) as shelf:
+                shelf.books.read_off(parts)
+
+        return Hold(release)
+
     def check_integrity(self) -> None:
-        """Compare the counts with what is there. Errors: AssertionError."""
+        """Compare the counts with what is there, while no request uses parts. Errors: AssertionError."""
         for shelf in self._shelves.values():
-            assert shelf.entries
-            uses: dict[ConversationTurn, int] = {}
-            for entry in shelf.entries.values():
-                turn: ConversationTurn | None = entry.turn
-                while turn is not None:
-                    uses[turn] = uses.get(turn, 0) + 1
-                    turn = turn.parent if uses[turn] == 1 else None
-            assert {turn: turn.uses for turn in uses} == uses
-            own = sum(entry.num_bytes for entry in shelf.entries.values())
-            assert shelf.num_bytes == own + sum(turn.num_bytes for turn in uses)
-            assert set(shelf.turn_by_item.values()) <= set(uses)
+            assert shelf.entries or shelf.books.num_bytes
+            shelf.books.check_integrity(shelf.entries.values())
         assert self.num_responses == sum(len(shelf.entries) for shelf in self._shelves.values())
-        assert self.num_bytes == sum(shelf.num_bytes for shelf in self._shelves.values())
+        assert self.num_bytes == sum(shelf.books.num_bytes for shelf in self._shelves.values())
 
     @contextlib.contextmanager
-    def _counted(self, shelf: _Shelf) -> Generator[None]:
-        """Count what the block changes on a shelf."""
-        responses, size = len(shelf.entries), shelf.num_bytes
-        yield
+    def _changed(self, tenant: str) -> Generator[_Shelf]:
+        """Yield the shelf of a tenant, and count what the block changes. A shelf exists while it has something."""
+        shelf = self._shelves.setdefault(tenant, _Shelf())
+        responses, size = len(shelf.entries), shelf.books.num_bytes
+        yield shelf
         self.num_responses += len(shelf.entries) - responses
-        self.num_bytes += shelf.num_bytes - size
+        self.num_bytes += shelf.books.num_bytes - size
+        if not shelf.entries and not shelf.books.num_bytes:
+            del self._shelves[tenant]
 
     def _remove(self, tenant: str, id: str) -> None:
-        shelf = self._shelves[tenant]
-        with self._counted(shelf):
+        with self._changed(tenant) as shelf:
             shelf.remove(id)
-        if not shelf.entries:
-            del self._shelves[tenant]
 
     def _expire(self) -> None:
         """Forget what has not been used for its lifetime."""
@@ -243,15 +284,23 @@ class ResponseStore:
                 self._on_evicted("expired", len(expired))
 
     def _shrink(self, tenant: str) -> None:
-        """Forget responses of `tenant` until its limits hold, then of the largest tenants until that of all holds."""
+        """Forget responses of `tenant` until its limits hold, then of the largest tenants until that of all holds.
+
+        What is held stays, so that nothing may be left to forget before a limit holds.
+        """
         limits, evicted = self._limits(), 0
-        while (shelf := self._shelves.get(tenant)) is not None and (
-            len(shelf.entries) > limits.tenant_responses or shelf.num_bytes > limits.tenant_bytes
+        while (
+            (shelf := self._shelves.get(tenant)) is not None
+            and shelf.entries
+            and (len(shelf.entries) > limits.tenant_responses or shelf.books.num_bytes > limits.tenant_bytes)
         ):
             self._remove(tenant, next(iter(shelf.entries)))
             evicted += 1
         while self.num_bytes > limits.total_bytes:
-            largest = max(self._shelves, key=lambda name: self._shelves[name].num_bytes)
+            stocked = [name for name, shelf in self._shelves.items() if shelf.entries]
+            if not stocked:
+                break
+            largest = max(stocked, key=lambda name: self._shelves[name].books.num_bytes)
             self._remove(largest, next(iter(self._shelves[largest].entries)))
             evicted += 1
         if evicted:

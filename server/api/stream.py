@@ -16,7 +16,7 @@ from tiercel.server.engine.generation import Generation, StreamEndedError, Token
 from tiercel.server.engine.mailbox import StreamEnd
 from tiercel.server.http.body_writer import BodyWriter, body_writer
 from tiercel.server.http.failure import engine_failed, grammar_failed
-from tiercel.server.http.patience import PatientSender
+from tiercel.server.http.patience import PATIENCE_S, PatientSender
 from tiercel.server.http.sse import MEDIA_TYPE, EventFrame
 from tiercel.server.http.watch import run_watched
 
@@ -35,7 +35,7 @@ class StreamRules(Struct, frozen=True, kw_only=True):
     with_details: bool = True
     keep_alive_s: float = 0.0  # longest silence; 0 = any
     with_tokens: bool = False  # events have the ids of their tokens
-    patience_s: float = 60.0  # a client that takes nothing for this time is a slow reader
+    patience_s: float = PATIENCE_S
 
 
 FailureNote = Callable[[GenerationError], str]

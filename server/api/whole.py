@@ -1,7 +1,7 @@
 """The whole answer of a generation that is not streamed."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -16,12 +16,9 @@ from tiercel.server.api.stream import FailureNote, StreamRules, to_refusal
 from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError
 from tiercel.server.engine.generation import Generation
 from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
-from tiercel.server.http.body_writer import body_writer
-from tiercel.server.http.patience import PatientSender
+from tiercel.server.http.pieces import patient_sender, send_pieces
 from tiercel.server.http.watch import run_watched
 from tiercel.server.text.vocabulary import Vocabulary
-
-_PIECE_BYTES = 64 * 1024
 
 
 class _WholeChoice:
@@ -88,8 +85,7 @@ class WholeReply(Response):
         self._best_of = best_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = body_writer(scope)
-        patient = PatientSender(send, None if writer is None else lambda: writer.unsent_bytes, self._rules.patience_s)
+        patient = patient_sender(scope, send, self._rules.patience_s)
         with self._room:
             with self._generation as generation:
                 choices, usage = await run_watched(self._collect(generation), receive)
@@ -97,7 +93,7 @@ class WholeReply(Response):
             if scope["http_version"] == "1.0":  # which has no chunks
                 body = [b"".join(self._pieces(body, choices))]
             length = len(body[0]) if len(body) == 1 else None
-            await run_watched(_send_pieces(patient, self._pieces(body, choices), length), receive)
+            await run_watched(send_pieces(patient, self._pieces(body, choices), length), receive)
 
     async def _collect(self, generation: Generation) -> tuple[list[ChoiceDelta], UsageBody]:
         parts = [_WholeChoice() for _ in range(generation.num_choices)]
@@ -138,28 +134,3 @@ def best_choices(choices: Sequence[ChoiceDelta], best_of: int, kept: int) -> lis
 def _mean_logprob(choice: ChoiceDelta) -> float:
     """Return the mean of the tokens with text, so that the order does not depend on whether ids are returned."""
     return choice.logprobs.packed.mean(len(choice.logprobs) - choice.num_hidden)
-
-
-async def _send_pieces(send: PatientSender, pieces: Iterable[bytes], length: int | None) -> None:
-    """Send a JSON body in pieces of 64 KiB; if its length is not known, each piece with its own."""
-    chunks = _chunks(pieces)
-    chunk, following = next(chunks), next(chunks, None)
-    headers = [(b"content-type", b"application/json")]
-    if length is not None:
-        headers.append((b"content-length", str(length).encode()))
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    while following is not None:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        chunk, following = following, next(chunks, None)
-    await send({"type": "http.response.body", "body": chunk, "more_body": False})
-
-
-def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in chunks of 64 KiB; the last one may be smaller."""
-    chunk = bytearray()
-    for piece in pieces:
-        chunk += piece
-        while len(chunk) >= _PIECE_BYTES:
-            yield bytes(chunk[:_PIECE_BYTES])
-            del chunk[:_PIECE_BYTES]
-    yield bytes(chunk)

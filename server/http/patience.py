@@ -7,6 +7,9 @@ from starlette.types import Message, Send
 
 from tiercel.server.http.watch import SlowReaderError
 
+PATIENCE_S = 60.0
+"""Time after which a client that takes no byte of its answer is a slow reader."""
+
 _CHECKS_PER_LIMIT = 8
 
 

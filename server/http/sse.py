@@ -39,7 +39,11 @@ class EventFrame:
 
 
 def _json(value: object) -> bytes:
-    body = _encoder.encode(value)
+    return line_safe(_encoder.encode(value))
+
+
+def line_safe(body: bytes) -> bytes:
+    """Return JSON without the characters that some clients take for line ends: they are escaped."""
     if not body.isascii():
         for letter, escape in _LINE_ENDS:
             body = body.replace(letter, escape)

@@ -24,11 +24,15 @@ class FillInTokens(Struct, frozen=True):
                 return FillInTokens(*ids)
         return None
 
-    def prompt(self, codec: TextCodec, prefix: str | list[int], suffix: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the tokens of a prompt. In a prefix that is a text, special tokens are recognised."""
+    def prompt(
+        self, codec: TextCodec, prefix: str | list[int], after: list[int], *, add_special_tokens: bool
+    ) -> list[int]:
+        """Return the tokens of a prompt; `after` are those of the suffix.
+
+        In a prefix that is a text, special tokens are recognised.
+        """
         first = codec.encode("", add_special_tokens=True) if add_special_tokens and isinstance(prefix, str) else []
         before = codec.encode(prefix, add_special_tokens=False) if isinstance(prefix, str) else prefix
-        after = codec.encode(suffix, add_special_tokens=False)
         # Of tokenizers that add a token at the end as well, none is for such prompts.
         return [*first[:1], self.prefix, *before, self.suffix, *after, self.middle]
 

@@ -1,10 +1,12 @@
 """The events of a stored response that has ended, made anew."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from tiercel.server.api.replies.hole import HOLE, hole
 from tiercel.server.api.replies.response_events import (
     ResponseCompleted,
     ResponseCreated,
@@ -15,42 +17,65 @@ from tiercel.server.api.replies.response_events import (
     event_name,
 )
 from tiercel.server.api.replies.response_items import ItemWriter
-from tiercel.server.api.replies.responses import FunctionCall, OutputMessage, OutputText, ReasoningItem, ResponseBody
-from tiercel.server.http.sse import event
+from tiercel.server.api.replies.responses import (
+    FunctionCall,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ResponseBody,
+)
+from tiercel.server.http.sse import event, line_safe
 
-_decoder = msgspec.json.Decoder(ResponseBody)
+_head_decoder = msgspec.json.Decoder(ResponseBody)
+_item_decoder: msgspec.json.Decoder[OutputItem] = msgspec.json.Decoder(OutputItem)
 
 
-def replayed(response: bytes, starting_after: int) -> bytes:
-    """Return the events of a response as JSON whose numbers are above `starting_after`.
+def replayed(head: bytes, output: Sequence[bytes], starting_after: int) -> Iterator[bytes]:
+    """Yield, piece by piece, the events of a response whose numbers are above `starting_after`.
 
+    `head` is the JSON of the response without its output, `output` that of its items.
     Each item has one delta, so that the numbers are not those of the first stream. A cancelled response ends as an
     incomplete one does: there is no event for it.
     """
     numbers = itertools.count()
-    events = _events(_decoder.decode(response), lambda: next(numbers))
-    return b"".join(event(one, event_name(one)) for one in events if one.sequence_number > starting_after)
+    body = _head_decoder.decode(head)
+    started = replace(body, status="in_progress", usage=None, completed_at=None, error=None, incomplete_details=None)
+    for kind in (ResponseCreated, ResponseInProgress):
+        if (number := next(numbers)) > starting_after:
+            yield _event(kind(sequence_number=number, response=started))
+    ids: list[str] = []
+    writer = ItemWriter(lambda: next(numbers), lambda _prefix: ids[-1])
+    for encoded in output:
+        item = _item_decoder.decode(encoded)
+        ids.append(item.id)
+        for one in _item_events(writer, item):
+            if one.sequence_number > starting_after:
+                yield _event(one)
+    last = {"completed": ResponseCompleted, "failed": ResponseFailed}.get(body.status, ResponseIncomplete)
+    if (number := next(numbers)) > starting_after:
+        frame = _event(last(sequence_number=number, response=replace(body, output=hole(list[OutputItem]))))
+        before, after = frame.split(HOLE)
+        yield before + b"["
+        for index, encoded in enumerate(output):
+            yield b"," if index else b""
+            yield line_safe(encoded)
+        yield b"]" + after
 
 
-def _events(body: ResponseBody, number: Callable[[], int]) -> Iterator[ResponseEvent]:
-    started = msgspec.structs.replace(
-        body, status="in_progress", output=[], usage=None, completed_at=None, error=None, incomplete_details=None
-    )
-    yield ResponseCreated(sequence_number=number(), response=started)
-    yield ResponseInProgress(sequence_number=number(), response=started)
-    ids = iter([item.id for item in body.output])
-    writer = ItemWriter(number, lambda _prefix: next(ids))
-    for item in body.output:
-        match item:
-            case OutputMessage(content=[OutputText(text=text)]):
-                yield from writer.text(text, [])
-            case ReasoningItem(content=[thoughts]):
-                yield from writer.thoughts(thoughts.text)
-            case FunctionCall():
-                yield from writer.call(item.name, item.call_id)
-                yield from writer.arguments(item.arguments)
-            case _:
-                continue
-        yield from writer.close(item.status)
-    kind = {"completed": ResponseCompleted, "failed": ResponseFailed}.get(body.status, ResponseIncomplete)
-    yield kind(sequence_number=number(), response=body)
+def _event(one: ResponseEvent) -> bytes:
+    return event(one, event_name(one))
+
+
+def _item_events(writer: ItemWriter, item: OutputItem) -> Iterator[ResponseEvent]:
+    match item:
+        case OutputMessage(content=[OutputText(text=text)]):
+            yield from writer.text(text, [])
+        case ReasoningItem(content=[thoughts]):
+            yield from writer.thoughts(thoughts.text)
+        case FunctionCall():
+            yield from writer.call(item.name, item.call_id)
+            yield from writer.arguments(item.arguments)
+        case _:
+            return
+    yield from writer.close(item.status)

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
-from tiercel.server.api.params import ModelLimits, SamplingPlan, completion_plan
+from tiercel.server.api.expansion import check_expansion
+from tiercel.server.api.params import ModelLimits, SamplingPlan, completion_plan, too_long
 from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
 from tiercel.server.api.prompt import check_text_length, check_tokens, encode_texts, split_prompts
 from tiercel.server.api.replies.completion import TextChunk, TextReply, TextShape
@@ -17,6 +18,7 @@ from tiercel.server.api.schemas.completion import CompletionFields
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.text.fill_in import FillInTokens
 
+_TOKEN_BYTES = 8  # the place of a token in a list; a token has at least one character
 _LARGE_TOKENS = 16 * 1024  # of all prompts: more than this are checked by a worker
 
 
@@ -41,8 +43,12 @@ class CompletionRoutes:
     def _read(self, body: dict[str, object]) -> ReadCall:
         fields = read_fields(CompletionFields, body)
         head = self._pipeline.head(fields, "cmpl-", with_logprobs=fields.logprobs is not None)
-        fill_in = self._fill_in(fields) if fields.suffix else None
-        call = _CompletionCall(fields, split_prompts(fields.prompt), self._context, fill_in)
+        fill_in, prompts = self._fill_in(fields) if fields.suffix else None, split_prompts(fields.prompt)
+        if fields.suffix:
+            expanded = len(fields.suffix.encode()) * len(prompts)
+            limit_bytes = self._context.settings.max_body_bytes
+            check_expansion("suffix", f"the suffix of {len(prompts)} prompts", expanded, limit_bytes)
+        call = _CompletionCall(fields, prompts, self._context, fill_in)
         return call, TextShape(head), head.model
 
     def _fill_in(self, fields: CompletionFields) -> FillInTokens:
@@ -71,6 +77,10 @@ class _CompletionCall:
     def num_prompts(self) -> int:
         return len(self.prompts)
 
+    @property
+    def expanded_bytes(self) -> int:
+        return _TOKEN_BYTES * len(self.fields.suffix or "") * (len(self.prompts) - 1)
+
     def plan(self, limits: ModelLimits) -> SamplingPlan:
         plan = completion_plan(self.fields, self.context.defaults, limits)
         if not self.fields.echo:
@@ -97,7 +107,9 @@ class _CompletionCall:
         for given in (*self.prompts, suffix):
             if isinstance(given, str):
                 check_text_length(len(given), codec, limits)
-        add = self.fields.add_special_tokens
-        prompts = [fill_in.prompt(codec, given, suffix, add_special_tokens=add) for given in self.prompts]
+        add, after = self.fields.add_special_tokens, codec.encode(suffix, add_special_tokens=False)
+        if len(after) >= limits.longest:
+            raise too_long(len(after), limits)
+        prompts = [fill_in.prompt(codec, given, after, add_special_tokens=add) for given in self.prompts]
         check_tokens(prompts, limits, "prompt")
         return prompts

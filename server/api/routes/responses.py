@@ -1,10 +1,11 @@
 """/v1/responses: create, retrieve, delete, list the input, and count its tokens."""
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,20 +17,23 @@ from tiercel.server.api.contract import GENERATION_REFUSALS, KEY_REFUSALS, ApiRo
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.paging import page_of, page_query
 from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
+from tiercel.server.api.replies.hole import HOLE, hole
 from tiercel.server.api.replies.response_events import ResponseEvent
-from tiercel.server.api.replies.response_replay import replayed
 from tiercel.server.api.replies.response_shape import ResponseShape
 from tiercel.server.api.replies.responses import (
     DeletedResponse,
     InputItemList,
     InputTokenCount,
+    Json,
     ReasoningBody,
     ResponseBody,
 )
 from tiercel.server.api.response_call import ResponseCall, in_our_words, renamed
-from tiercel.server.api.response_items import Item, chat_messages, new_id, read_items
+from tiercel.server.api.response_input import ResponseInput
+from tiercel.server.api.response_items import new_id, read_items
+from tiercel.server.api.response_replay import ReplayAnswer
 from tiercel.server.api.response_session import KeptAnswer, ResponseKeeper
-from tiercel.server.api.response_store import ConversationTurn, StoredResponse
+from tiercel.server.api.response_store import Hold, StoredResponse, StoredTurn
 from tiercel.server.api.schemas.chat import ChatFields
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.schemas.responses import (
@@ -40,10 +44,11 @@ from tiercel.server.api.schemas.responses import (
     prompt_fields,
     refuse_foreign,
 )
-from tiercel.server.api.schemas.unsupported import refuse_unsupported, refuse_unsupported_in_messages
+from tiercel.server.api.schemas.unsupported import refuse_unsupported
+from tiercel.server.api.stored_items import Item, StoredItem, StoredPart, listed
 from tiercel.server.http.answer import json_answer
 from tiercel.server.http.body_budget import BodyHolding
-from tiercel.server.http.sse import MEDIA_TYPE
+from tiercel.server.http.pieces import PieceAnswer
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.auth import tenant_of
 
@@ -80,7 +85,7 @@ class ResponseRoutes:
         return [
             ApiRoute("POST", "/v1/responses", self.create, create),
             ApiRoute("POST", "/v1/responses/input_tokens", self.count, count),
-            ApiRoute("GET", one, self.retrieve, _contract(ResponseBody, 400, events=ResponseEvent, query=_REPLAY)),
+            ApiRoute("GET", one, self.retrieve, _contract(ResponseBody, 400, 503, events=ResponseEvent, query=_REPLAY)),
             ApiRoute("DELETE", one, self.delete, _contract(DeletedResponse)),
             ApiRoute("POST", f"{one}/cancel", self.cancel, _contract(ResponseBody, 400)),
             ApiRoute("GET", f"{one}/input_items", self.input_items, items),
@@ -90,20 +95,25 @@ class ResponseRoutes:
         """Answer the next turn of a conversation."""
         tenant = tenant_of(request.scope).name
         made: list[_Made] = []
+        with contextlib.ExitStack() as until_stored:
 
-        def read(body: dict[str, object]) -> ReadCall:
-            made.append(one := self._read(body, tenant))
-            return one.call, one.shape, one.shape.body.model
+            def read(body: dict[str, object]) -> ReadCall:
+                made.append(one := self._read(body, tenant))
+                until_stored.callback(one.keeper.release)
+                return one.call, one.shape, one.shape.body.model
 
-        try:
-            begun = await self._pipeline.begin(request, read)
-        except AdmissionError as exc:
-            raise (renamed(exc) if made else exc) from exc  # what `read` refuses has our names already
-        (one,) = made
-        if one.shape.body.background:
-            return self._answer_later(begun, one, request)
-        answer = self._pipeline.answer_of(begun)
-        return answer if one.turn is None else KeptAnswer(answer, one.shape, one.keeper, one.turn)
+            try:
+                begun = await self._pipeline.begin(request, read)
+            except AdmissionError as exc:
+                raise (renamed(exc) if made else exc) from exc  # what `read` refuses has our names already
+            (one,) = made
+            if one.shape.body.background:
+                return self._answer_later(begun, one, request)
+            answer = self._pipeline.answer_of(begun)
+            if not one.shape.body.store:
+                return answer
+            until_stored.pop_all()
+            return KeptAnswer(answer, one.shape, one.keeper, one.call.input)
 
     async def cancel(self, request: Request, id: str) -> Response:
         """End a response that is generated in the background."""
@@ -113,7 +123,7 @@ class ResponseRoutes:
                 400, "Only a response with background can be cancelled. A stream ends with its connection.", param="id"
             )
         await self._runs.cancel(tenant_of(request.scope).name, id)
-        return Response(self._stored(request, id).body, media_type="application/json")
+        return self._shown(request, self._stored(request, id))
 
     async def count(self, request: Request) -> Response:
         """Return the number of tokens that the model would read."""
@@ -137,8 +147,8 @@ class ResponseRoutes:
             after = query.get("starting_after", "-1")
             if not _NUMBER.fullmatch(after):
                 raise AdmissionError(400, "starting_after must be the number of an event", param="starting_after")
-            return Response(replayed(entry.body, int(after)), media_type=MEDIA_TYPE)
-        return Response(entry.body, media_type="application/json")
+            return ReplayAnswer(self._context, request, entry, int(after))
+        return self._shown(request, entry)
 
     async def delete(self, request: Request, id: str) -> Response:
         """Forget a stored response. Later turns of its conversation keep their context."""
@@ -150,10 +160,18 @@ class ResponseRoutes:
 
     async def input_items(self, request: Request, id: str) -> Response:
         """List the items that the client sent with a stored response, the latest first, page by page."""
-        items = self._stored(request, id).turn.input_items()
-        page, has_more = page_of(request, items, lambda item: str(item["id"]), default=_PAGE, most=_MAX_PAGE)
-        first, last = (str(page[0]["id"]), str(page[-1]["id"])) if page else ("", "")
-        return json_answer(InputItemList(page, first, last, has_more))
+        items = self._stored(request, id).turn.input
+        page, has_more = page_of(request, items, lambda item: item.id, default=_PAGE, most=_MAX_PAGE)
+        first, last = (page[0].id, page[-1].id) if page else ("", "")
+        before, after = msgspec.json.encode(InputItemList(hole(list[Json]), first, last, has_more)).split(HOLE)
+        return PieceAnswer([before, *listed(page), after], self._reading(request, page))
+
+    def _shown(self, request: Request, entry: StoredResponse) -> Response:
+        return PieceAnswer(list(entry.body()), self._reading(request, entry.read_parts))
+
+    def _reading(self, request: Request, parts: Sequence[StoredPart]) -> Callable[[], Hold]:
+        tenant = tenant_of(request.scope).name
+        return lambda: self._store.read(tenant, parts)
 
     def _stored(self, request: Request, id: str) -> StoredResponse:
         entry = self._store.get(tenant_of(request.scope).name, id)
@@ -169,22 +187,22 @@ class ResponseRoutes:
         self._check_background(fields)
         model = self._context.model_name(fields.model)
         parent, items = self._conversation(fields, tenant)
-        chat = self._chat(chat_body(fields, body), fields, parent, items)
+        chat = self._chat(chat_body(fields, body))
         chat.note_ignored(ignored_by(body))
         tier = self._pipeline.head(chat, "resp_", with_logprobs=False).service_tier
         head = self._body(fields, chat, model, tier or "default")
-        keeper = ResponseKeeper(self._store, tenant)
-        is_kept = head.store
-        call = ResponseCall(self._call(chat), fields.truncation == "auto")
+        input = self._input(fields, parent, items)
+        call = ResponseCall(self._call(chat), input, fields.truncation == "auto", head.store)
+        keeper = ResponseKeeper(self._store, tenant, parent, items)  # last, because it holds parts of the store
         shape = ResponseShape(
             head,
-            keeper.change if is_kept else _ignored,
+            keeper.change if head.store else _ignored,
             new_id,
             self._context.wall_s,
             reader=call.chat.reader,
             with_logprobs=fields.wants_logprobs,
         )
-        return _Made(call, shape, keeper, ConversationTurn.begin(parent, items) if is_kept else None)
+        return _Made(call, shape, keeper)
 
     def _check_background(self, fields: ResponseFields) -> None:
         if not fields.background:
@@ -203,13 +221,14 @@ class ResponseRoutes:
 
     def _answer_later(self, begun: BegunAnswer, one: "_Made", request: Request) -> Response:
         """Go on with a response in the background, and return it as it is now."""
-        assert one.turn is not None  # what runs in the background is stored
-        one.keeper.begin(one.shape.body, one.turn)
+        one.keeper.begin(one.shape.body, one.call.input)
         tenant = tenant_of(request.scope).name
         record_of(request.scope).background = self._runs.start(tenant, begun, one.shape)
         return json_answer(one.shape.body)
 
-    def _conversation(self, fields: ResponseInputFields, tenant: str) -> tuple[ConversationTurn | None, list[Item]]:
+    def _conversation(
+        self, fields: ResponseInputFields, tenant: str
+    ) -> tuple[StoredTurn | None, list[Item | StoredItem]]:
         """Return the turn before this one, and the items of this one. Errors: AdmissionError (400 or 404)."""
         parent = None
         if fields.previous_response_id is not None:
@@ -233,19 +252,23 @@ class ResponseRoutes:
             )  # fmt: skip
         return parent, items
 
-    def _chat(
-        self,
-        chat: Mapping[str, object],
-        fields: ResponseInputFields,
-        parent: ConversationTurn | None,
-        items: list[Item],
-    ) -> ChatFields:
-        """Return the request as a chat request. Errors: AdmissionError (400)."""
-        before: list[Item] = [] if parent is None else cast(list[Item], parent.conversation())
-        body: dict[str, object] = {**chat, "messages": chat_messages([*before, *items], fields.instructions)}
+    def _input(
+        self, fields: ResponseInputFields, parent: StoredTurn | None, items: list[Item | StoredItem]
+    ) -> ResponseInput:
+        """Return what the model reads, counted and not decoded. Errors: AdmissionError (400 or 413)."""
+        return ResponseInput(
+            parent,
+            items,
+            fields.instructions,
+            truncates=fields.truncation == "auto",
+            limit_bytes=self._context.settings.max_body_bytes,
+        )
+
+    def _chat(self, chat: Mapping[str, object]) -> ChatFields:
+        """Return the request as a chat request whose messages are known later. Errors: AdmissionError (400)."""
+        body: dict[str, object] = {**chat, "messages": [{"role": "user", "content": ""}]}
         with in_our_words():
             refuse_unsupported(body)
-            refuse_unsupported_in_messages(body)
             return read_fields(ChatFields, body)
 
     def _call(self, chat: ChatFields) -> ChatCall:
@@ -289,20 +312,24 @@ class ResponseRoutes:
         fields = read_fields(ResponseInputFields, body)
         self._context.model_name(fields.model)
         parent, items = self._conversation(fields, tenant)
-        chat = self._chat(prompt_fields(fields), fields, parent, items)
-        call = ResponseCall(self._call(chat), fields.truncation == "auto")
-        (tokens,) = await call.tokenize(limits)
+        chat = self._call(self._chat(prompt_fields(fields)))
+        call = ResponseCall(chat, self._input(fields, parent, items), fields.truncation == "auto", is_stored=False)
+        holding.grow(call.expanded_bytes)
+        keeper = ResponseKeeper(self._store, tenant, parent, items)
+        try:
+            (tokens,) = await call.tokenize(limits)
+        finally:
+            keeper.release()
         return json_answer(InputTokenCount(len(tokens)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A response that is about to be generated; `turn` is None if it is not stored."""
+    """A response that is about to be generated."""
 
     call: ResponseCall
     shape: ResponseShape
     keeper: ResponseKeeper
-    turn: ConversationTurn | None
 
 
 def _text_body(fields: ResponseFields) -> dict[str, object]:

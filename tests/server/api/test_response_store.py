@@ -7,7 +7,15 @@ import pytest
 
 from tests.seeds import fresh_seeds
 from tiercel.clock import ManualClock
-from tiercel.server.api.response_store import ENTRY_BYTES, ConversationTurn, ResponseStore, StoredResponse, StoreLimits
+from tiercel.server.api.response_store import (
+    ENTRY_BYTES,
+    TURN_BYTES,
+    ResponseStore,
+    StoredResponse,
+    StoredTurn,
+    StoreLimits,
+)
+from tiercel.server.api.stored_items import ITEM_BYTES, StoredItem, decode_item, encode_item
 
 ROOMY = StoreLimits(tenant_responses=100, tenant_bytes=1_000_000, total_bytes=10_000_000, lifetime_s=60.0)
 
@@ -21,13 +29,20 @@ def _store(limits: StoreLimits = ROOMY) -> tuple[ResponseStore, ManualClock, lis
     )
 
 
-def _turn(parent: ConversationTurn | None, name: str, size: int = 10) -> ConversationTurn:
-    turn = ConversationTurn.begin(parent, [{"type": "message", "id": f"in_{name}", "content": "x" * size}])
-    return turn.ended(msgspec.json.encode([{"type": "message", "id": f"out_{name}"}]))
+def _item(id: str, size: int = 10) -> StoredItem:
+    return encode_item({"type": "message", "id": id, "role": "user", "content": "x" * size})
 
 
-def _entry(name: str, turn: ConversationTurn | None = None) -> StoredResponse:
+def _turn(parent: StoredTurn | None, name: str, size: int = 10) -> StoredTurn:
+    return StoredTurn(parent, [_item(f"in_{name}", size)]).ended([_item(f"out_{name}", 1)])
+
+
+def _entry(name: str, turn: StoredTurn | None = None) -> StoredResponse:
     return StoredResponse(name, b'{"output":', b"}", turn or _turn(None, name), is_over=True)
+
+
+def _ids(turn: StoredTurn) -> list[str]:
+    return [item.id for one in reversed(list(turn.backwards())) for item in (*one.input, *one.output)]
 
 
 def test_a_response_is_found_by_its_tenant_alone() -> None:
@@ -35,10 +50,13 @@ def test_a_response_is_found_by_its_tenant_alone() -> None:
     store.put("a", _entry("r"))
     found = store.get("a", "r")
     assert found is not None
-    assert found.body == b'{"output":[{"type":"message","id":"out_r"}]}'
+    (shown,) = msgspec.json.decode(b"".join(found.body()))["output"]
+    assert shown["id"] == "out_r"
     assert store.get("b", "r") is None
     assert not store.remove("b", "r")
-    assert store.item("a", "in_r") == {"type": "message", "id": "in_r", "content": "x" * 10}
+    stored = store.item("a", "in_r")
+    assert stored is not None
+    assert decode_item(stored) == {"type": "message", "id": "in_r", "role": "user", "content": "x" * 10}
     assert store.item("b", "in_r") is None
     assert store.remove("a", "r")
     assert (store.get("a", "r"), store.item("a", "in_r"), store.num_bytes, store.num_responses) == (None, None, 0, 0)
@@ -104,10 +122,83 @@ def test_a_turn_lives_while_a_later_turn_refers_to_it() -> None:
     before = store.num_bytes
     assert store.remove("a", "r1")
     assert store.num_bytes > before - 1000 - ENTRY_BYTES  # the turn is still counted
-    assert [item["id"] for item in second.conversation()] == ["in_1", "out_1", "in_2", "out_2"]
+    assert _ids(second) == ["in_1", "out_1", "in_2", "out_2"]
     assert store.item("a", "out_1") is not None
     assert store.remove("a", "r2")
     assert (store.num_bytes, store.item("a", "out_1")) == (0, None)
+
+
+def test_an_item_that_is_there_a_thousand_times_is_counted_once() -> None:
+    store, _, _ = _store()
+    item = _item("in", 5000)
+    store.put("a", _entry("r1", StoredTurn(None, [item])))
+    once = store.num_bytes
+    store.put("a", _entry("r2", StoredTurn(None, [item] * 1000)))
+    assert store.num_bytes - once < 1000 * 8 + TURN_BYTES + ENTRY_BYTES + ITEM_BYTES
+    assert store.remove("a", "r1")
+    assert store.item("a", "in") is item
+    store.check_integrity()
+    assert store.remove("a", "r2")
+    assert (store.num_bytes, store.item("a", "in")) == (0, None)
+
+
+def test_bytes_that_are_read_are_counted_until_they_have_been_read() -> None:
+    store, _, _ = _store()
+    entry = _entry("r", _turn(None, "r", 5000))
+    store.put("a", entry)
+    before = store.num_bytes
+    with store.read("a", entry.turn.input), store.read("a", entry.turn.input):
+        assert store.num_bytes == before
+        assert store.remove("a", "r")
+        assert store.item("a", "in_r") is None  # deleted is deleted
+        assert store.num_bytes == entry.turn.input[0].num_bytes
+        store.put("a", _entry("s", StoredTurn(None, entry.turn.input)))
+        assert store.item("a", "in_r") is not None
+        assert store.remove("a", "s")
+    assert (store.num_bytes, store.num_responses) == (0, 0)
+
+
+def test_what_a_request_refers_to_stays_while_it_is_prepared() -> None:
+    store, _, _ = _store()
+    parent = _turn(None, "1", 3000)
+    store.put("a", _entry("r", parent))
+    hold = store.use("a", [parent])
+    assert store.remove("a", "r")
+    assert store.num_bytes > 3000
+    store.put("a", _entry("s", StoredTurn(parent, [])))
+    hold.release()
+    hold.release()
+    store.check_integrity()
+    assert store.item("a", "in_1") is not None
+
+
+def test_held_bytes_count_against_the_limits_of_their_tenant() -> None:
+    store, _, _ = _store(msgspec.structs.replace(ROOMY, tenant_bytes=12_000, total_bytes=14_000))
+    first = _entry("r", _turn(None, "r", 5000))
+    store.put("a", first)
+    store.put("b", _entry("b"))
+    with store.read("a", first.read_parts), store.read("a", first.turn.input):
+        assert store.remove("a", "r")
+        store.put("a", _entry("s", _turn(None, "s", 6000)))
+        assert store.get("a", "s") is None
+        assert store.get("b", "b") is not None
+        assert store.num_bytes <= 14_000
+    store.put("a", _entry("s", _turn(None, "s", 6000)))
+    assert store.get("a", "s") is not None
+    store.check_integrity()
+
+
+def test_a_long_chain_of_turns_is_forgotten() -> None:
+    store, _, _ = _store(msgspec.structs.replace(ROOMY, tenant_bytes=10**9, total_bytes=10**9))
+    turn = None
+    for _ in range(50_000):
+        turn = StoredTurn(turn, [])
+    assert turn is not None
+    store.put("a", _entry("r", turn))
+    assert store.num_bytes >= 50_000 * TURN_BYTES
+    assert store.remove("a", "r")
+    del turn
+    assert store.num_bytes == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, *fresh_seeds(2)])
@@ -115,7 +206,7 @@ def test_the_books_agree_after_random_changes(seed: int) -> None:
     rng = random.Random(seed)
     limits = StoreLimits(tenant_responses=6, tenant_bytes=30_000, total_bytes=60_000, lifetime_s=50.0)
     store, clock, _ = _store(limits)
-    turns: dict[str, list[ConversationTurn]] = {name: [] for name in "abc"}
+    turns: dict[str, list[StoredTurn]] = {name: [] for name in "abc"}
     for number in range(400):
         tenant = rng.choice("abc")
         match rng.randrange(5):
@@ -124,6 +215,10 @@ def test_the_books_agree_after_random_changes(seed: int) -> None:
                 turn = _turn(parent, f"{number}", rng.choice((10, 1000, 9000)))
                 turns[tenant] = [*turns[tenant][-8:], turn]
                 store.put(tenant, _entry(f"r{rng.randrange(12)}", turn))
+                if rng.random() < 0.3:
+                    with store.read(tenant, turn.input), store.use(tenant, [turn]):
+                        store.remove(tenant, f"r{rng.randrange(12)}")
+                    store.put(tenant, _entry(f"r{rng.randrange(12)}", StoredTurn(turn, turn.input * 3)))
             case 3:
                 store.remove(tenant, f"r{rng.randrange(12)}")
             case _:

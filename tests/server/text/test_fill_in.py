@@ -24,9 +24,9 @@ def test_a_prompt_is_prefix_suffix_middle(names: tuple[str, str, str]) -> None:
     assert tokens is not None
     prefix, suffix, middle = (codec.token_id(name) for name in names)
     before, after = (codec.encode(text, add_special_tokens=False) for text in ("def main(", ")\n"))
-    whole = tokens.prompt(codec, "def main(", ")\n", add_special_tokens=True)
+    whole = tokens.prompt(codec, "def main(", after, add_special_tokens=True)
     assert whole == [codec.token_id("<s>"), prefix, *before, suffix, *after, middle]
-    assert tokens.prompt(codec, [7, 8], ")\n", add_special_tokens=True) == [prefix, 7, 8, suffix, *after, middle]
+    assert tokens.prompt(codec, [7, 8], after, add_special_tokens=True) == [prefix, 7, 8, suffix, *after, middle]
 
 
 def test_a_tokenizer_without_such_tokens_has_none() -> None:

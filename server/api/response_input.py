@@ -1,0 +1,196 @@
+"""The conversation that a request of the responses API stands for: counted when the request is read, decoded later."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from tiercel.errors import AdmissionError
+from tiercel.server.api.expansion import check_expansion
+from tiercel.server.api.response_items import chat_messages
+from tiercel.server.api.response_store import StoredTurn
+from tiercel.server.api.schemas.chat import MessageFields
+from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, read_fields
+from tiercel.server.api.schemas.unsupported import refuse_unsupported_in_messages
+from tiercel.server.api.stored_items import Item, StoredItem, decode_item, encode_item
+from tiercel.server.http.watch import ClientGoneError
+
+MAX_CONVERSATION = 4 * MAX_MESSAGES
+"""Maximum number of stored items, and turns, of one conversation: thoughts, a text and calls are one message."""
+_MESSAGE_BYTES = 2048  # of a message as an object, beside its texts
+
+
+class _MessageList(Fields):
+    messages: Annotated[list[MessageFields], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ResponseInput:
+    """The items before and in a request. Stored ones are decoded by a worker, one after the other and each once.
+
+    `limit_bytes` is that of a body: what the request refers to may be as large as what it could send. With `truncates`
+    the oldest turns that do not fit are left out; they are not read.
+    """
+
+    def __init__(
+        self,
+        parent: StoredTurn | None,
+        items: Sequence[Item | StoredItem],
+        instructions: str | None,
+        *,
+        truncates: bool,
+        limit_bytes: int,
+    ) -> None:
+        """Errors: AdmissionError (413, or 400 for too many items) naming the field and the limit."""
+        self._items = items
+        self._instructions = instructions
+        self._truncates = truncates
+        self._is_abandoned = False
+        referred = [item for item in items if isinstance(item, StoredItem)]
+        referred_bytes = _num_bytes(referred)
+        check_expansion("input", "the stored items that it refers to", referred_bytes, limit_bytes)
+        earlier: list[StoredItem] = []
+        if parent is not None:
+            needs_question = not any(map(_opens_turn, items))
+            earlier = _earlier(
+                parent, limit_bytes - referred_bytes, limit_bytes, truncates=truncates, needs_question=needs_question
+            )
+        self._stored_before: Sequence[StoredItem] = earlier
+        self._own_encoded: list[StoredItem] | None = None
+
+    @property
+    def expanded_bytes(self) -> int:
+        """The memory of the stored items as messages, those several times that are there several times."""
+        stored = [*self._stored_before, *(item for item in self._items if isinstance(item, StoredItem))]
+        return sum(item.decoded_bytes for item in stored) + _MESSAGE_BYTES * len(stored)
+
+    def abandon(self) -> None:
+        """Make `messages` end with the item that it is reading: nobody waits for it any more."""
+        self._is_abandoned = True
+
+    def messages(self) -> list[MessageFields]:
+        """Return the messages of the conversation. For workers. Errors: AdmissionError (400); ClientGoneError."""
+        messages = chat_messages(self._decoded(), self._instructions)
+        if self._truncates and len(messages) > MAX_MESSAGES:
+            messages = _without_oldest(messages, MAX_MESSAGES)
+        body: dict[str, object] = {"messages": messages}
+        refuse_unsupported_in_messages(body)
+        return read_fields(_MessageList, body).messages
+
+    def encode(self) -> None:
+        """Encode the items of the request for the store. For workers."""
+        self._own_encoded = [item if isinstance(item, StoredItem) else encode_item(item) for item in self._items]
+
+    @property
+    def encoded(self) -> Sequence[StoredItem]:
+        """The items of the request as they are stored, after `encode`."""
+        assert self._own_encoded is not None
+        return self._own_encoded
+
+    def _decoded(self) -> Iterator[Item]:
+        entries: list[Item | StoredItem] = [*self._stored_before, *self._items]
+        uses = Counter(entry for entry in entries if isinstance(entry, StoredItem))
+        known: dict[StoredItem, Item] = {}  # those that come again
+        for entry in entries:
+            if not isinstance(entry, StoredItem):
+                yield entry
+                continue
+            if self._is_abandoned:
+                raise ClientGoneError
+            item = known.get(entry)
+            if item is None:
+                item = decode_item(entry)
+            if uses[entry] > 1:
+                known[entry] = item
+            yield item
+
+
+def _earlier(
+    parent: StoredTurn, room_bytes: int, limit_bytes: int, *, truncates: bool, needs_question: bool
+) -> list[StoredItem]:
+    """Return the stored items before a request, in order. Errors: AdmissionError (413 or 400)."""
+    fits = parent.item_bytes <= room_bytes and parent.length <= MAX_CONVERSATION
+    if fits:
+        return [item for turn in reversed(list(parent.backwards())) for item in (*turn.input, *turn.output)]
+    if truncates:
+        return _latest(parent, room_bytes, limit_bytes, needs_question=needs_question)
+    if parent.length > MAX_CONVERSATION:
+        raise _too_many()
+    used = limit_bytes - room_bytes
+    meaning = "its conversation" if not used else "its conversation and the stored items that input refers to"
+    check_expansion("previous_response_id", meaning, parent.item_bytes + used, limit_bytes)
+    raise AssertionError("the conversation fits")
+
+
+def _latest(parent: StoredTurn, room_bytes: int, limit_bytes: int, *, needs_question: bool) -> list[StoredItem]:
+    """Return the items before the first turn of a conversation, and those of as many of its latest turns as fit.
+
+    With `needs_question` the last turn must be there, because the request goes on in it.
+    """
+    opening = _opening(parent)
+    places = MAX_CONVERSATION - len(opening)
+    room_bytes -= _num_bytes(opening)
+    check_expansion("previous_response_id", "the beginning of its conversation", limit_bytes - room_bytes, limit_bytes)
+    latest: list[StoredItem] = []  # the last one first
+    pending: list[StoredItem] = []  # of a turn whose beginning has not been reached
+    for item in _backwards(parent):
+        pending.append(item)
+        room_bytes -= len(item.encoded)
+        places -= 1
+        if room_bytes < 0 or places < 0:
+            break
+        if item.opens_turn:
+            latest += pending
+            pending = []
+    if needs_question and not latest:
+        size = limit_bytes - room_bytes
+        check_expansion("previous_response_id", "the last turn of its conversation", size, limit_bytes)
+        raise _too_many()
+    return [*opening, *reversed(latest)]
+
+
+def _opening(parent: StoredTurn) -> list[StoredItem]:
+    """Return the items before the first turn of a conversation. Errors: AdmissionError (400) if they are too many."""
+    first = parent.first_asked
+    beginning = parent if first is None else first
+    if beginning.length > MAX_CONVERSATION:
+        raise _too_many()
+    opening: list[StoredItem] = []
+    for turn in reversed(list(beginning.backwards())):
+        for item in (*turn.input, *turn.output):
+            if item.opens_turn:
+                return opening
+            opening.append(item)
+    return opening
+
+
+def _backwards(parent: StoredTurn) -> Iterator[StoredItem]:
+    for turn in parent.backwards():
+        yield from reversed((*turn.input, *turn.output))
+
+
+def _without_oldest(messages: list[dict[str, object]], most: int) -> list[dict[str, object]]:
+    """Return at most so many messages: those before the first turn, and the latest turns."""
+    starts = [index for index, message in enumerate(messages) if message["role"] == "user"] or [0]
+    opening = starts[0]
+    start = next((one for one in starts if opening + len(messages) - one <= most), starts[-1])
+    return [*messages[:opening], *messages[start:]]
+
+
+def _opens_turn(item: Item | StoredItem) -> bool:
+    if isinstance(item, StoredItem):
+        return item.opens_turn
+    return item["type"] == "message" and item["role"] == "user"
+
+
+def _num_bytes(items: Iterable[StoredItem]) -> int:
+    return sum(len(item.encoded) for item in items)
+
+
+def _too_many() -> AdmissionError:
+    return AdmissionError(
+        400,
+        f"previous_response_id: its conversation has more than {MAX_CONVERSATION} items. Please set truncation to auto,"
+        " or send the latest part of the conversation as input.",
+        param="previous_response_id",
+    )
