@@ -15,7 +15,7 @@ from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
 from tiercel.server.engine.generation import Generation
 from tiercel.server.http.failure import fault_response, internal_error, slow_reader
-from tiercel.server.http.message_failure import is_messages_path
+from tiercel.server.http.message_failure import is_of_messages
 from tiercel.server.http.watch import ClientGoneError, SlowReaderError, linger
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tracing.context import begin_context, read_context
@@ -88,7 +88,7 @@ class RequestAccounting:
             is_start = message["type"] == "http.response.start"
             if is_start:
                 own = [] if echo is None else [(b"x-request-id", echo)]
-                if is_messages_path(scope["path"]):
+                if is_of_messages(scope):
                     own.append((b"request-id", record.request_id.encode()))
                 message = {**message, "headers": [*message["headers"], *own, *record.headers()]}
             await send(message)

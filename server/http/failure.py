@@ -1,4 +1,4 @@
-"""Error responses in OpenAI's shape, with its types and codes; those of /v1/messages are in Anthropic's shape."""
+"""Error responses in OpenAI's shape, with its types and codes; those of Anthropic's API are in its shape."""
 
 import math
 from typing import cast
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from tiercel.errors import AdmissionError
-from tiercel.server.http.message_failure import encode_message_fault, is_messages_path, message_status
+from tiercel.server.http.message_failure import encode_message_fault, is_of_messages, message_status
 
 SHUTTING_DOWN = "shutting_down"
 _REASON_LETTERS = 400
@@ -41,14 +41,14 @@ def encode_fault(error: AdmissionError) -> bytes:
     return msgspec.json.encode(fault_of(error))
 
 
-def refusal_status(error: AdmissionError, path: str) -> int:
-    """Return the HTTP status of a refusal on a path."""
-    return message_status(error) if is_messages_path(path) else error.status
+def refusal_status(error: AdmissionError, *, is_of_messages: bool) -> int:
+    """Return the HTTP status of a refusal, in Anthropic's API or in any other."""
+    return message_status(error) if is_of_messages else error.status
 
 
-def refusal_body(error: AdmissionError, path: str, request_id: str | None) -> bytes:
-    """Return the JSON of a refusal on a path."""
-    return encode_message_fault(error, request_id) if is_messages_path(path) else encode_fault(error)
+def refusal_body(error: AdmissionError, request_id: str | None, *, is_of_messages: bool) -> bytes:
+    """Return the JSON of a refusal, in the shape of Anthropic's API or of any other."""
+    return encode_message_fault(error, request_id) if is_of_messages else encode_fault(error)
 
 
 def fault_response(error: AdmissionError, scope: Scope) -> Response:
@@ -62,8 +62,9 @@ def fault_response(error: AdmissionError, scope: Scope) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if error.code == SHUTTING_DOWN or error.status in (408, 413):
         headers["Connection"] = "close"
-    path, request_id = scope.get("path", ""), scope.get("state", {}).get("request_id")
-    return Response(refusal_body(error, path, request_id), refusal_status(error, path), headers, "application/json")
+    request_id, is_anthropic = scope.get("state", {}).get("request_id"), is_of_messages(scope)
+    body = refusal_body(error, request_id, is_of_messages=is_anthropic)
+    return Response(body, refusal_status(error, is_of_messages=is_anthropic), headers, "application/json")
 
 
 _REASONS: dict[int, tuple[str, str]] = {

@@ -235,17 +235,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _send(self, error: AdmissionError) -> None:
         request_id, path = secrets.token_hex(16), self.url.decode("latin-1")
-        body = refusal_body(error, path, request_id)
+        is_anthropic = is_messages_path(path)
+        body = refusal_body(error, request_id, is_of_messages=is_anthropic)
         self._gate.note_refusal(error, request_id)
         lines = [
             *(b"%b: %b\r\n" % header for header in self.server_state.default_headers),
             b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body),
             b"x-request-id: %b\r\n" % request_id.encode(),
-            b"request-id: %b\r\n" % request_id.encode() if is_messages_path(path) else b"",
+            b"request-id: %b\r\n" % request_id.encode() if is_anthropic else b"",
         ]
         if error.retry_after_s is not None:
             lines.append(b"retry-after: %d\r\n" % math.ceil(error.retry_after_s))
-        self.transport.write(b"".join([STATUS_LINE[refusal_status(error, path)], *lines, b"\r\n", body]))
+        status = refusal_status(error, is_of_messages=is_anthropic)
+        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
 
     def _start_timer(self, limit_s: float) -> None:
         self._stop_timer()

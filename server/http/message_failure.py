@@ -1,14 +1,16 @@
-"""Error responses in Anthropic's shape, for /v1/messages and the routes below it.
+"""Error responses in Anthropic's shape, for /v1/messages, the routes below it, and the models that its clients ask for.
 
 Source: https://docs.claude.com/en/api/errors.
 """
 
 import msgspec
 from msgspec import Struct
+from starlette.types import Scope
 
 from tiercel.errors import AdmissionError
 
 _PATH = "/v1/messages"
+_MODELS = "/v1/models"
 _OVERLOADED = frozenset({"overloaded", "queue_timeout", "too_many_connections"})
 _OVERLOADED_STATUS = 529
 _KIND_BY_STATUS = {
@@ -49,6 +51,15 @@ def is_messages_path(path: str) -> bool:
     """Return whether a path, which may have a prefix and a query, is one of those whose errors have this shape."""
     bare = path.partition("?")[0]
     return bare.endswith(_PATH) or f"{_PATH}/" in bare
+
+
+def is_of_messages(scope: Scope) -> bool:
+    """Return whether the answer to a request has Anthropic's shape: by its path, or on /v1/models by its header."""
+    path: str = scope.get("path", "")
+    if is_messages_path(path):
+        return True
+    is_models = path.endswith(_MODELS) or f"{_MODELS}/" in path
+    return is_models and any(name == b"anthropic-version" for name, _ in scope.get("headers", ()))
 
 
 def message_status(error: AdmissionError) -> int:

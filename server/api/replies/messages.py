@@ -15,10 +15,9 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pau
 
 
 class TextBlock(Struct, frozen=True, tag_field="type", tag="text"):
-    """Text for the user."""
+    """Text for the user. It cites nothing, so it has no `citations`: some clients take null for a fault."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(Struct, frozen=True, tag_field="type", tag="thinking"):

@@ -1,8 +1,8 @@
-"""Answers of /v1/models."""
+"""Answers of /v1/models, in the shape of OpenAI and in that of Anthropic."""
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
@@ -23,3 +23,23 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class MessageModel(Struct, frozen=True, kw_only=True, tag_field="type", tag="model"):
+    """One name that the server answers to, as Anthropic's clients read it."""
+
+    id: str
+    display_name: str
+    created_at: str  # RFC 3339: the start of the server
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | UnsetType = UNSET  # left out until the engine has loaded
+    max_tokens: int | UnsetType = UNSET
+
+
+class MessageModelList(Struct, frozen=True, kw_only=True):
+    """Every name that the server answers to, on one page."""
+
+    data: list[MessageModel]
+    first_id: str
+    last_id: str
+    has_more: Literal[False] = False

@@ -120,7 +120,7 @@ class MessagesFields(MessagePromptFields):
         Annotated[list[StopText], Field(max_length=MAX_STOP_SEQUENCES)] | None,
         Field(description="Texts that end the answer and are not part of it."),
     ] = None
-    temperature: Annotated[Finite, Field(ge=0, le=100)] | None = None
+    temperature: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_k: Annotated[Integer, Field(ge=-1, le=2**31 - 1)] | None = None
     stream: Flag | None = None
@@ -138,6 +138,13 @@ class MessagesFields(MessagePromptFields):
 
 def refuse_hosted(body: Mapping[str, object]) -> None:
     """Refuse what only Anthropic's own servers can do. Errors: AdmissionError (400) naming the field or the tool."""
+    if body.get("thread") is not None:  # Anthropic's SDK goes on without threads when it reads this code
+        raise AdmissionError(
+            400,
+            "thread is not supported: send the whole conversation in messages",
+            code="thread_unsupported_request",
+            param="thread",
+        )
     for name in sorted(_REFUSED.intersection(body)):
         if body[name] is not None:
             raise AdmissionError(400, f"{name} is not supported", code="unsupported_parameter", param=name)

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import cast
 
@@ -73,7 +74,7 @@ def test_a_whole_message(model_folder: Path, codec: TextCodec) -> None:
             "type": "message",
             "role": "assistant",
             "model": MODEL,
-            "content": [{"type": "text", "text": "Hello there, world!", "citations": None}],
+            "content": [{"type": "text", "text": "Hello there, world!"}],
             "stop_reason": "end_turn",
             "stop_sequence": None,
             "usage": {
@@ -108,7 +109,7 @@ def test_a_stream_byte_by_byte(model_folder: Path, codec: TextCodec) -> None:
         expected = f'event: message_start\ndata: {{"type":"message_start","message":{message}}}\n\n'
         expected += (
             'event: content_block_start\ndata: {"type":"content_block_start","index":0,'
-            '"content_block":{"type":"text","text":"","citations":null}}\n\n'
+            '"content_block":{"type":"text","text":""}}\n\n'
         )
         for piece in pieces:
             expected += (
@@ -298,6 +299,7 @@ REFUSED: list[tuple[str, Tree, int, str, str]] = [
     ("a stop", {"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
     ("stops", {"stop_sequences": ["x"] * 17}, 400, "invalid_request_error", "stop_sequences"),
     ("temperature", {"temperature": -1}, 400, "invalid_request_error", "temperature"),
+    ("a high temperature", {"temperature": 1.5}, 400, "invalid_request_error", "temperature"),
     ("tier", {"service_tier": "priority"}, 400, "invalid_request_error", "service_tier"),
 ]
 
@@ -315,6 +317,45 @@ def test_refusals(changes: Tree, status: int, kind: str, words: str, model_folde
         assert server.engine.submitted == []
 
     serve(model_folder, test, script(codec))
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_threads_are_refused_with_the_code_that_makes_the_sdk_send_the_whole_conversation(
+    path: str, thread: Tree, model_folder: Path, codec: TextCodec
+) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.post(path, json={**body(), "thread": thread})
+        error = error_of(answer)
+        assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+        assert error["details"] == {"error_code": "thread_unsupported_request"}
+
+    serve(model_folder, test, script(codec))
+
+
+def test_models_have_the_shape_of_the_api_that_asks(model_folder: Path, codec: TextCodec) -> None:
+    async def test(server: Running) -> None:
+        headers = {"x-api-key": "k1", "anthropic-version": "2023-06-01"}
+        page = (await server.http.get("/v1/models?limit=1000", headers=headers)).json()
+        model, alias = page["data"]
+        assert page == {"data": [model, alias], "first_id": MODEL, "last_id": "alias", "has_more": False}
+        assert datetime.fromisoformat(model.pop("created_at")).tzinfo is not None
+        length = model.pop("max_input_tokens")
+        assert model.pop("max_tokens") == length > 0
+        assert model == {"type": "model", "id": MODEL, "display_name": MODEL, "lifecycle": "active"}
+        one = (await server.http.get(f"/v1/models/{MODEL}", headers=headers)).json()
+        assert one == page["data"][0] | {
+            "created_at": one["created_at"],
+            "max_input_tokens": length,
+            "max_tokens": length,
+        }
+        answer = await server.http.get("/v1/models/other", headers=headers)
+        assert (answer.status_code, error_of(answer)["type"]) == (404, "not_found_error")
+        assert answer.headers["request-id"]
+        answer = await server.http.get("/v1/models/other", headers={"authorization": "Bearer k1"})
+        assert answer.json()["error"]["code"] == "model_not_found"
+
+    serve(model_folder, test, script(codec), api_keys=("k1",))
 
 
 def test_keys_in_either_header(model_folder: Path, codec: TextCodec) -> None:
@@ -599,7 +640,7 @@ def test_thoughts_are_a_block(model_folder: Path, codec: TextCodec, stream: bool
         thoughts: list[Tree] = [{"type": "thinking", "thinking": "hm, hm", "signature": ""}]
         if not stream:
             shown = thoughts if display == "summarized" else []
-            assert answer.json()["content"] == [*shown, {"type": "text", "text": "Yes.", "citations": None}]
+            assert answer.json()["content"] == [*shown, {"type": "text", "text": "Yes."}]
             messages = [
                 {"role": "user", "content": "a"},
                 {
