@@ -8,6 +8,7 @@ from tiercel.cli.console import print_tables, warn
 from tiercel.cli.decode_prediction import DecodeWork, predict_decode
 from tiercel.config import resolve
 from tiercel.modelfile.folder import LINKED_NAME
+from tiercel.process_limits import file_limit_bytes
 from tiercel.settings import Settings
 from tiercel.tier import Capacity
 from tiercel.units import show_bytes
@@ -54,7 +55,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
         {"in memory": f"{show_bytes(in_memory)}; other experts are fetched when they are needed"} if is_tiered else {}
     )
     loaded = LoadedDevice(device, in_memory)
-    capacity = size_pool(engine, facts.kv, loaded, facts.max_model_len, in_memory)
+    capacity = size_pool(engine, facts.kv, loaded, facts.max_model_len, in_memory, max_arena_bytes=file_limit_bytes())
     yield (
         "Model",
         {

@@ -30,6 +30,7 @@ from tiercel.cli.serve import serve
 from tiercel.cli.simulate import simulate_command
 from tiercel.cli.tenants import tenants_app
 from tiercel.errors import ConfigError, OutputError, TiercelError
+from tiercel.process_limits import blame, show_memory_limits
 from tiercel.standard_streams import drop_output, output_stream, prepare_streams
 
 _FLAGGED = ("serve", "engine", "check", "calibrate", "show", "throughput", "latency", "run-batch")
@@ -61,7 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fail(str(exc))
         return 1
     except OSError as exc:
-        fail(f"{exc.filename or words[0]}: {exc.strerror or exc}")
+        fail(f"{exc.filename or words[0]}: {blame(exc)}")
+        return 1
+    except (MemoryError, ImportError, RuntimeError) as exc:  # of a module that cannot be mapped, of a thread
+        if not show_memory_limits():
+            raise
+        fail(blame(exc))
         return 1
     except KeyboardInterrupt:
         return 130

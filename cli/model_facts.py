@@ -71,6 +71,10 @@ class LoadedDevice:
         free = self._device.host_free_bytes()
         return max(0, free - self._weights_bytes) if self.name == "cpu" else free
 
+    def host_limit(self) -> str:
+        """Return in words which limit the free host memory comes from."""
+        return self._device.host_limit()
+
 
 class _NoDigest(ContentDigest):
     """A digest that ignores its input, so that no weight is read."""

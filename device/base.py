@@ -155,6 +155,10 @@ class Device(Protocol):
         """Return the host memory that can be allocated now; on the CPU the same as `free_bytes`."""
         ...
 
+    def host_limit(self) -> str:
+        """Return in words which limit `host_free_bytes` comes from."""
+        ...
+
     def total_bytes(self) -> int:
         """Return the device memory that this process could allocate on an idle machine."""
         ...

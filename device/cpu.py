@@ -212,6 +212,9 @@ class CpuDevice:
     def host_free_bytes(self) -> int:
         return memory.available_bytes()
 
+    def host_limit(self) -> str:
+        return memory.tightest().limit
+
     def total_bytes(self) -> int:
         return memory.total_bytes()
 

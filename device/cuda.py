@@ -177,6 +177,9 @@ class CudaDevice:
     def host_free_bytes(self) -> int:
         return memory.available_bytes()
 
+    def host_limit(self) -> str:
+        return memory.tightest().limit
+
     def total_bytes(self) -> int:
         return torch.cuda.mem_get_info()[1]
 

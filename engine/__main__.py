@@ -7,7 +7,10 @@ import argparse
 import os
 
 from tiercel.engine.orphan import end_with_parent
-from tiercel.standard_streams import error_stream, guard_streams
+from tiercel.process_limits import blame, show_memory_limits
+from tiercel.standard_streams import error_stream, guard_streams, say
+
+EXIT_CRASH = 3  # as of `process`
 
 
 def main() -> int:
@@ -17,9 +20,14 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True)
     known, _ = parser.parse_known_args()
     end_with_parent(known.fd)
-    # lazy: torch takes seconds to import, and the parent may die meanwhile
-    from tiercel.engine import process
-
+    try:
+        # lazy: torch takes seconds to import, and the parent may die meanwhile
+        from tiercel.engine import process
+    except (ImportError, MemoryError, OSError) as exc:  # of torch, if a limit of this process forbids to map it
+        if not show_memory_limits():
+            raise
+        say(f"tiercel: the engine cannot be loaded: {blame(exc)}", error_stream())
+        return EXIT_CRASH
     return process.main()
 
 

@@ -55,6 +55,7 @@ from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.store.memory_file import identity_of, kept_memory
 from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import ExpertGauges
+from tiercel.process_limits import file_limit_bytes
 from tiercel.rates import EngineSpeed, Rates
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
@@ -232,7 +233,10 @@ def assemble(
     )
     reserved_bytes = measure_footprint(settings, model, sampler, spec, device, lane, place).reserved_bytes
     kept = kept_memory(arena_fd, spec, model.fingerprint)
-    capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes, kept, reserved_bytes)
+    capacity = size_pool(
+        *(settings, spec, device, model.max_model_len, model.weights_bytes, kept, reserved_bytes),
+        max_arena_bytes=None if arena_fd is None else file_limit_bytes(),
+    )
     log.info("capacity %s", show_arithmetic(capacity, spec, device))
     mailbox.post(Loading("allocating the KV pool"))
     tiers = open_tiers(settings, spec, capacity, device, clock, arena_fd, model.fingerprint, wake)

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from tiercel.device.volume_layout import fit_layout
 from tiercel.errors import ConfigError
-from tiercel.kvcache.store.memory_file import KeptMemory
+from tiercel.kvcache.store.memory_file import KeptMemory, blocks_within
+from tiercel.process_limits import show_file_limit
 from tiercel.settings import DEFAULT_SEQUENCES, MOST_DEFAULT_SEQUENCES, EngineSettings
 from tiercel.tier import Capacity, KVSpec
 from tiercel.units import GIB, show_bytes
@@ -31,6 +32,7 @@ class DeviceMemory(Protocol):
     def free_bytes(self) -> int: ...
     def total_bytes(self) -> int: ...
     def host_free_bytes(self) -> int: ...
+    def host_limit(self) -> str: ...
 
 
 def for_device(settings: EngineSettings, device: DeviceMemory) -> EngineSettings:
@@ -69,13 +71,14 @@ def size_pool(
     weights_bytes: int,
     kept: KeptMemory = _NOTHING_KEPT,
     reserved_bytes: int = 0,
+    max_arena_bytes: int | None = None,
 ) -> Capacity:
     """Return the number of blocks of every tier, and the longest context that the device tier can hold.
 
     The device pool has the size in the settings; by default it takes free memory, but no more than all sequences at
     full length need. On the CPU one arena is both memory tiers, and --kv-host-size is added to it. An arena that an
     earlier engine left keeps its size, because its blocks would be lost otherwise. `reserved_bytes` of the free memory
-    are left to steps.
+    are left to steps. An arena in host memory is a file in memory of up to `max_arena_bytes`; None: of any size.
     Errors: ConfigError with the arithmetic, if not even one block fits, or if --max-model-len does not.
     """
     wanted_len = settings.max_model_len or model_len
@@ -84,16 +87,24 @@ def size_pool(
             "model.too_long", f"--max-model-len {wanted_len} is over the model's own limit of {model_len} tokens"
         )
     unified = is_unified(settings, device)
+    file = _ArenaFile(max_arena_bytes, spec.block_bytes)
     kept_by_device = kept.bytes if device.name == "cpu" else 0  # kept memory is host memory
     available = device.free_bytes() + kept_by_device - reserved_bytes
     if unified and kept.blocks:
         blocks = kept.blocks
     else:
         per_sequence = -(-wanted_len // spec.block_size) + _SLACK_BLOCKS
-        blocks = _device_blocks(settings, spec, device, available, per_sequence, reserved_bytes)
+        largest = per_sequence * settings.sequences
+        if unified:
+            file.check(1)
+            largest = file.fit(largest)
+        blocks = _device_blocks(settings, spec, device, available, largest, reserved_bytes)
         if unified and settings.kv_host_bytes:
             blocks += settings.kv_host_bytes // spec.block_bytes
-            _check_fits(settings.kv_host_bytes, available - (blocks + 1) * spec.block_bytes + settings.kv_host_bytes)
+            free = available - (blocks + 1) * spec.block_bytes + settings.kv_host_bytes
+            _check_fits(settings.kv_host_bytes, free, device)
+        if unified:
+            file.check(blocks)
     fits_len = blocks * spec.block_size
     if fits_len < wanted_len and settings.max_model_len is not None:
         raise ConfigError(
@@ -109,7 +120,7 @@ def size_pool(
         max_model_len=min(wanted_len, fits_len),
         weights_bytes=weights_bytes,
         kv_bytes=taken,
-        host_blocks=0 if unified else kept.blocks or _host_blocks(settings, spec, host_free, taken),
+        host_blocks=0 if unified else kept.blocks or _host_blocks(settings, spec, device, host_free, taken, file),
         disk_blocks=_disk_blocks(settings, spec),
         reserved_bytes=reserved_bytes,
     )
@@ -133,24 +144,27 @@ def show_arithmetic(capacity: Capacity, spec: KVSpec, device: DeviceMemory) -> s
 
 
 def _device_blocks(
-    settings: EngineSettings, spec: KVSpec, device: DeviceMemory, available: int, per_sequence: int, reserved: int
+    settings: EngineSettings, spec: KVSpec, device: DeviceMemory, available: int, largest: int, reserved: int
 ) -> int:
+    """Return the blocks of the device pool. `largest`: what a pool without a size in the settings takes at most."""
     free = _free_bytes(settings, device, available, reserved)
     blocks = settings.num_gpu_blocks_override or free // spec.block_bytes - 1
     if settings.num_gpu_blocks_override is None and settings.kv_cache_memory_bytes is None:
-        blocks = min(blocks, per_sequence * settings.sequences)
+        blocks = min(blocks, largest)
     if blocks < 1 or (settings.num_gpu_blocks_override and (blocks + 1) * spec.block_bytes > available):
         raise ConfigError(
             "kv.no_room",
-            f"no room for KV: {show_bytes(max(0, free))} free for it{_beside_steps(reserved)}, one block of "
-            f"{spec.block_size} tokens takes {show_bytes(spec.block_bytes)}; "
+            f"no room for KV: {show_bytes(max(0, free))} free for it{_beside_steps(reserved)}{_by_limit(device)}, one "
+            f"block of {spec.block_size} tokens takes {show_bytes(spec.block_bytes)}; "
             + ("let steps be smaller with --max-num-batched-tokens and --max-num-seqs, " if reserved else "")
             + "give more with --kv-cache-memory-bytes or take a smaller model",
         )
     return blocks
 
 
-def _host_blocks(settings: EngineSettings, spec: KVSpec, free: int, device_bytes: int) -> int:
+def _host_blocks(
+    settings: EngineSettings, spec: KVSpec, device: DeviceMemory, free: int, device_bytes: int, file: "_ArenaFile"
+) -> int:
     """Return the blocks of a separate DDR tier: as set, otherwise a share of free host memory. 0: no tier."""
     if settings.kv_host_bytes is None:
         wanted = min(int(free * _HOST_SHARE), _MAX_HOST_BYTES)
@@ -158,8 +172,12 @@ def _host_blocks(settings: EngineSettings, spec: KVSpec, free: int, device_bytes
             wanted = min(wanted, device_bytes)  # for tests and trials: no larger than the device pool
     else:
         wanted = settings.kv_host_bytes
-        _check_fits(wanted, free)
+        _check_fits(wanted, free, device)
     blocks = max(0, wanted // spec.block_bytes - 1)
+    if settings.kv_host_bytes is None:
+        blocks = file.fit(blocks)
+    else:
+        file.check(blocks)
     if settings.kv_host_bytes and not blocks:
         raise ConfigError(
             "kv.host_too_small",
@@ -169,12 +187,12 @@ def _host_blocks(settings: EngineSettings, spec: KVSpec, free: int, device_bytes
     return blocks
 
 
-def _check_fits(wanted: int, free: int) -> None:
+def _check_fits(wanted: int, free: int, device: DeviceMemory) -> None:
     if wanted > free:
         raise ConfigError(
             "kv.no_host_memory",
             f"--kv-host-size {show_bytes(wanted)} is more than the {show_bytes(max(0, free))} of host memory that are "
-            "free beside the KV pool",
+            f"free beside the KV pool (by {device.host_limit()})",
         )
 
 
@@ -192,6 +210,32 @@ def _disk_blocks(settings: EngineSettings, spec: KVSpec) -> int:
     return layout.slots
 
 
+class _ArenaFile:
+    """The file in memory that holds an arena, and the limit on its size."""
+
+    def __init__(self, max_bytes: int | None, block_bytes: int) -> None:
+        self._max_blocks = None if max_bytes is None else blocks_within(max_bytes, block_bytes)
+        self._block_bytes = block_bytes
+
+    def fit(self, blocks: int) -> int:
+        """Return as many of the blocks as the file may hold."""
+        return blocks if self._max_blocks is None else min(blocks, self._max_blocks)
+
+    def check(self, blocks: int) -> None:
+        """Errors: ConfigError if the file may not hold the blocks."""
+        if self.fit(blocks) < blocks:
+            raise ConfigError(
+                "kv.file_limit",
+                f"a KV pool of {blocks} blocks ({show_bytes(blocks * self._block_bytes)}) is over "
+                f"{show_file_limit()}, under which {self._max_blocks} blocks fit: raise the limit, or give less with "
+                "--kv-cache-memory-bytes, --num-gpu-blocks-override and --kv-host-size",
+            )
+
+
+def _by_limit(device: DeviceMemory) -> str:
+    return f" (by {device.host_limit()})" if device.name == "cpu" else ""
+
+
 def _beside_steps(reserved: int) -> str:
     return f" beside the {show_bytes(reserved)} that the largest steps take" if reserved else ""
 
@@ -203,7 +247,7 @@ def _free_bytes(settings: EngineSettings, device: DeviceMemory, available: int, 
             raise ConfigError(
                 "kv.no_memory",
                 f"--kv-cache-memory-bytes {show_bytes(settings.kv_cache_memory_bytes)} is more than the "
-                f"{show_bytes(max(0, available))} that are free{_beside_steps(reserved)}",
+                f"{show_bytes(max(0, available))} that are free{_beside_steps(reserved)}{_by_limit(device)}",
             )
         return settings.kv_cache_memory_bytes
     if device.name == "cpu":

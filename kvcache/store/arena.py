@@ -10,6 +10,7 @@ from tiercel.errors import ConfigError, InvariantError
 from tiercel.ids import SlotId
 from tiercel.kvcache.store.journal import RECORD_BYTES, SlotJournal
 from tiercel.kvcache.store.memory_file import layout_of, map_memory
+from tiercel.process_limits import blame
 from tiercel.tier import KVSpec
 from tiercel.units import show_bytes
 
@@ -20,6 +21,9 @@ _DTYPE_BY_NAME = {
     "int8": torch.int8,
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
+
+
+_LESS = "or give it less with --kv-cache-memory-bytes and --kv-host-size"
 
 
 class Arena:
@@ -86,5 +90,7 @@ def open_arena(
         kv = torch.frombuffer(pages, dtype=dtype, count=slots * spec.block_bytes // spec.itemsize, offset=start)
     except (OSError, ValueError, RuntimeError) as exc:  # torch's OutOfMemoryError is a RuntimeError
         wanted = show_bytes(slots * spec.block_bytes)
-        raise ConfigError("kv.no_memory", f"no room for a KV pool of {blocks} blocks ({wanted})") from exc
+        raise ConfigError(
+            "kv.no_memory", f"no room for a KV pool of {blocks} blocks ({wanted}): {blame(exc)}; {_LESS}"
+        ) from exc
     return Arena(spec, kv.view(shape), raw[start:], journal, is_kept=is_kept)

@@ -53,6 +53,12 @@ def layout_of(spec: KVSpec, fingerprint: bytes, slots: int) -> MemoryLayout:
     return MemoryLayout(slots, spec.block_bytes, identity_of(spec, fingerprint))
 
 
+def blocks_within(size_bytes: int, block_bytes: int) -> int:
+    """Return the number of blocks, without the null block, whose memfd is no larger than this."""
+    front = mmap.PAGESIZE + HUGE_PAGE_BYTES  # at most, see `arena_start`
+    return max(0, (size_bytes - front) // (block_bytes + RECORD_BYTES) - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class KeptMemory:
     """The memory that an earlier engine of the same model left. The new arena gets this size and reuses the memory."""

@@ -8,6 +8,7 @@ from typing import Self
 
 from tiercel.errors import ConfigError
 from tiercel.kv_folder import lock_folder
+from tiercel.process_limits import blame
 from tiercel.settings import EngineSettings
 from tiercel.step_record import StepRecord
 
@@ -45,16 +46,19 @@ class InheritedResources:
         """Create the memfds and lock the SSD folders, which are created with mode 0700.
 
         Folders that cannot be used are left to the engine at a takeover and with --kv-disk-optional: it tries again,
-        and serves without the SSD tier. Errors: ConfigError otherwise, if another process holds a folder, or other
-        users can access it.
+        and serves without the SSD tier. Errors: ConfigError otherwise, if a limit of this process forbids the memfds,
+        another process holds a folder, or other users can access it.
         """
         is_disk_optional = is_takeover or settings.kv_disk_optional
         with ExitStack() as closing:
-            arena_fd = os.memfd_create("tiercel-kv")
-            closing.callback(os.close, arena_fd)
-            record_fd = os.memfd_create("tiercel-steps")
-            closing.callback(os.close, record_fd)
-            record = StepRecord.open(settings.record_rows, record_fd)
+            try:
+                arena_fd = os.memfd_create("tiercel-kv")
+                closing.callback(os.close, arena_fd)
+                record_fd = os.memfd_create("tiercel-steps")
+                closing.callback(os.close, record_fd)
+                record = StepRecord.open(settings.record_rows, record_fd)
+            except (OSError, ValueError) as exc:
+                raise ConfigError("engine.memory_file", f"cannot open a file in memory: {blame(exc)}") from exc
             lock_fds: list[int] = []
             locks = closing.enter_context(ExitStack())
             for folder in settings.kv_disk_paths:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tiercel.clock import Clock
 from tiercel.ids import SeqId
+from tiercel.process_limits import blame, show_memory_limits
 from tiercel.server.engine.child import EngineChild
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.crash_book import CRASH_LOOP, CRASH_LOOP_S, CrashBook, CrashVerdict, Death, DeathKind
@@ -147,7 +148,7 @@ class Supervisor:
                 self._child = EngineChild.start(self._command, self._inherited)
             except OSError as exc:
                 self._log.error("engine_not_started", error=exc.strerror)
-                self.end = f"no engine can be started: {exc.strerror}"
+                self.end = f"no engine can be started: {blame(exc)}"
                 await asyncio.sleep(_START_PAUSE_S)
             else:
                 self.end = ""
@@ -216,10 +217,17 @@ class Supervisor:
         self._inherited.record.clear()
         client.take_verdict(death, verdict)
         if client.status.ready is None and death.kind is DeathKind.EXIT:  # the next one would fail in the same way
-            self.end = f"the engine died at its start ({client.status.stage}): {death.cause}"
+            self.end = f"the engine died at its start ({client.status.stage}): {death.cause}{_by_limits()}"
         elif verdict.is_crash_loop:
-            self.end = f"the engine died {CRASH_LOOP} times within {CRASH_LOOP_S:.0f} s, last: {death.cause}"
+            times = f"{CRASH_LOOP} times within {CRASH_LOOP_S:.0f} s"
+            self.end = f"the engine died {times}, last: {death.cause}{_by_limits()}"
         if self.end:
             return False
         await asyncio.sleep(verdict.delay_s)
         return not self._is_stopping
+
+
+def _by_limits() -> str:
+    """Return the limits on memory that may have ended an engine, in words; empty if there are none."""
+    limits = show_memory_limits()
+    return f"; raise {limits}" if limits else ""

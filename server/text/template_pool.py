@@ -7,6 +7,7 @@ in a process of its own, so that only the request whose messages it renders is l
 from collections.abc import Mapping
 
 from tiercel.errors import AdmissionError, ConfigError
+from tiercel.process_limits import blame
 from tiercel.server.text.template_frames import (
     Compiled,
     Rendered,
@@ -16,7 +17,7 @@ from tiercel.server.text.template_frames import (
     opened_decoder,
     rendering_decoder,
 )
-from tiercel.server.workers.pool import Loss, WorkerPool
+from tiercel.server.workers.pool import Loss, WorkerPool, WorkerStartError
 
 LIMIT_S = 2.0
 """Maximum time of one rendering."""
@@ -38,15 +39,23 @@ class TemplatePool:
     def open(
         text: str, specials: Mapping[str, str], *, limit_s: float = LIMIT_S, num_workers: int = _NUM_WORKERS
     ) -> "TemplatePool":
-        """Start the first process and compile the template in it. Errors: ConfigError if it does not compile."""
+        """Start the first process and compile the template in it.
+
+        Errors: ConfigError if the template does not compile, or the process cannot run.
+        """
         source = encode_frame(TemplateSource(text, dict(specials)))
         workers = WorkerPool(_MODULE, source, limit_s=limit_s, num_workers=num_workers)
         try:
             answer = opened_decoder.decode(workers.start_one())
-        except (OSError, EOFError) as exc:
+        except WorkerStartError as exc:
             workers.close()
-            message = "the chat template does not compile: its process ended, or took longer than 10 s"
-            raise ConfigError("chat_template.syntax", message) from exc
+            if exc.is_late:
+                message = "the chat template does not compile: that took longer than 10 s"
+                raise ConfigError("chat_template.syntax", message) from exc
+            raise ConfigError("chat_template.process", f"the process for chat templates: {exc.message}") from exc
+        except OSError as exc:
+            workers.close()
+            raise ConfigError("chat_template.process", f"no process for chat templates: {blame(exc)}") from exc
         if isinstance(answer, Compiled):
             return TemplatePool(workers, frozenset(answer.variables), limit_s)
         workers.close()

@@ -13,7 +13,8 @@ import time
 import structlog
 
 from tiercel.config import worker_environment
-from tiercel.errors import AdmissionError
+from tiercel.errors import AdmissionError, TiercelError
+from tiercel.process_limits import show_memory_limits
 from tiercel.server.workers.frames import read_frame, with_length
 
 _START_S = 60.0  # maximum time for the start of a process: its imports, on a machine that is busy
@@ -26,6 +27,14 @@ class Loss(enum.Enum):
 
     LATE = "late"  # it took longer than the limit
     DIED = "died"  # its process ended, at the second attempt too
+
+
+class WorkerStartError(TiercelError):
+    """A process did not answer its opening: it took too long, or it ended by itself, for the reason `cause`."""
+
+    def __init__(self, *, is_late: bool, cause: str) -> None:
+        super().__init__("worker.start", "the process took too long" if is_late else f"the process ended: {cause}")
+        self.is_late = is_late
 
 
 class WorkerPool:
@@ -51,13 +60,18 @@ class WorkerPool:
             return [worker.pid for worker in self._all]
 
     def start_one(self) -> bytearray:
-        """Start a process if none is idle, and return its answer to the opening. Errors: OSError, EOFError."""
+        """Start a process if none is idle, and return its answer to the opening.
+
+        Errors: WorkerStartError with the reason if it ends or takes too long; OSError if it cannot be started.
+        """
         worker = self._take()
         try:
             answer = worker.await_start()
-        except (OSError, EOFError):
+        except (OSError, EOFError) as exc:
+            is_late = isinstance(exc, TimeoutError) or worker.ended_at_its_limit()
+            cause = worker.cause
             self._discard(worker)
-            raise
+            raise WorkerStartError(is_late=is_late, cause=cause) from exc
         self._idle.put(worker)
         return answer
 
@@ -189,6 +203,14 @@ class _Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(_GRACE_S) == -signal.SIGALRM
         return False
+
+    @property
+    def cause(self) -> str:
+        """The reason for which the process ended, with the limits that may have ended it."""
+        code = self._process.poll()
+        text = "no answer" if code is None else signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        limits = show_memory_limits()
+        return f"{text}; raise {limits}" if limits else text
 
     def kill(self) -> None:
         """Kill the process and wait for its end."""

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import TypeVar
 
+from tiercel.process_limits import lower_limit
 from tiercel.server.workers.frames import read_frame, with_length
 from tiercel.standard_streams import guard_streams
 
@@ -35,8 +36,8 @@ def serve(open_work: Callable[[bytearray], tuple[bytes, Work]], *, open_s: float
     arguments = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the HTTP process decides about its end
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    lower_limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    lower_limit(resource.RLIMIT_CORE, 0)
     with socket.socket(fileno=arguments.fd) as sock:
         try:
             answer, work = _timed(open_s, open_work, read_frame(sock))

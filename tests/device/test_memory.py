@@ -1,5 +1,7 @@
 """Free memory, from files of the kernel and of control groups."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,28 @@ def test_version_one_groups_are_understood(tmp_path: Path) -> None:
     # Inside a container the group is mounted at the root, independently of its path outside.
     group(cgroups / "memory", memory_dot_limit_in_bytes=512 * MIB, memory_dot_usage_in_bytes=112 * MIB)
     assert memory.available_bytes(proc, cgroups) == 400 * MIB
+
+
+def test_the_group_that_leaves_the_least_is_named(tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, available=20 * GIB, total=32 * GIB, groups="0::/user\n")
+    assert memory.tightest(proc, cgroups).limit == "the free memory of the machine"
+    group(cgroups / "user", memory_dot_max=4 * GIB, memory_dot_current=1 * GIB)
+    assert memory.tightest(proc, cgroups) == (
+        3 * GIB,
+        f"the limit of 4.0 GiB of the control group {cgroups / 'user'}",
+    )
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_limit_of_the_process_counts_and_is_named(limit: str) -> None:
+    code = (
+        f"import resource; resource.setrlimit(resource.{limit}, (2**30, 2**30));"
+        "from tiercel.device.memory import tightest; print(*tightest(), sep='\\n')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    free, words = ran.stdout.splitlines()
+    assert 0.5 * GIB < int(free) < GIB
+    assert words.startswith("the limit of 1.0 GiB on ") and limit in words
 
 
 @pytest.mark.parametrize("used", [4 * GIB, 5 * GIB])

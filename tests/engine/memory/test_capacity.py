@@ -5,7 +5,7 @@ import pytest
 from tiercel.device.base import Lane
 from tiercel.engine.memory.capacity import for_device, show_arithmetic, size_pool, step_tokens
 from tiercel.errors import ConfigError
-from tiercel.kvcache.store.memory_file import KeptMemory
+from tiercel.kvcache.store.memory_file import KeptMemory, layout_of
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec
 from tiercel.units import GIB, MIB
@@ -27,6 +27,9 @@ class Machine:
 
     def host_free_bytes(self) -> int:
         return self._free if self.name == "cpu" else self.host_free
+
+    def host_limit(self) -> str:
+        return "the free memory of the test"
 
     def total_bytes(self) -> int:
         return self._total
@@ -131,6 +134,31 @@ def test_slots_on_disk_leave_room_for_headers_and_the_index() -> None:
     capacity = size_pool(settings(kv_disk_paths=("a", "b"), kv_disk_bytes=256 * MIB), SPEC, device, 4096, 0)
     assert 0.7 * 256 * MIB < capacity.disk_blocks * SPEC.block_bytes < 256 * MIB * 32 / 36
     assert "SSD" in show_arithmetic(capacity, SPEC, device)
+
+
+def test_a_limit_on_files_bounds_the_pool_and_is_named() -> None:
+    device = Machine("cpu", 8 * GIB)
+    automatic = size_pool(settings(max_num_seqs=4096), SPEC, device, 4096, 0, max_arena_bytes=64 * MIB)
+    size = layout_of(SPEC, b"", automatic.blocks + 1).size_bytes
+    assert size <= 64 * MIB < size + 4 * MIB
+    for changes in (
+        {"kv_cache_memory_bytes": 64 * MIB},
+        {"num_gpu_blocks_override": 4096},
+        {"kv_host_bytes": 64 * MIB},
+    ):
+        with pytest.raises(ConfigError, match="blocks fit: raise the limit, or give less with --kv-cache-memory-bytes"):
+            size_pool(settings(**changes), SPEC, device, 4096, 0, max_arena_bytes=64 * MIB)
+    apart = settings(cpu_device_pool=True, kv_cache_memory_bytes=256 * MIB)
+    host = size_pool(apart, SPEC, device, 4096, 0, max_arena_bytes=64 * MIB).host_blocks
+    assert layout_of(SPEC, b"", host + 1).size_bytes <= 64 * MIB
+    with pytest.raises(ConfigError, match="a KV pool of 1 blocks"):
+        size_pool(settings(), SPEC, device, 4096, 0, max_arena_bytes=MIB)
+
+
+def test_the_limit_that_leaves_no_room_is_named() -> None:
+    for changes in ({}, {"kv_cache_memory_bytes": GIB}, {"kv_host_bytes": GIB, "num_gpu_blocks_override": 1}):
+        with pytest.raises(ConfigError, match="by the free memory of the test"):
+            size_pool(settings(**changes), SPEC, Machine("cpu", 64 * 1024 if not changes else MIB), 4096, 0)
 
 
 def test_a_kept_arena_defines_the_size_and_is_not_counted_twice() -> None:
