@@ -36,7 +36,7 @@ from tiercel.engine.forward.state import ForwardState  # noqa: E402
 from tiercel.engine.models.decoder import Decoder  # noqa: E402
 from tiercel.engine.models.registry import load_model  # noqa: E402
 from tiercel.engine.native.library import load_library  # noqa: E402
-from tiercel.settings import EngineSettings, Quantization  # noqa: E402
+from tiercel.settings import EngineSettings  # noqa: E402
 
 TRACE = Path(__file__).parent / "traces" / "expert_routings.txt"
 LAYERS, EXPERTS, PER_TOKEN, TOKENS = 6, 128, 8, 400
@@ -127,7 +127,7 @@ class Run:
         return time.perf_counter() - start_s, torch.cat(logits)
 
 
-def open_run(folder: Path, quantization: Quantization, memory: int | None, trace: np.ndarray) -> Run:
+def open_run(folder: Path, quantization: str, memory: int | None, trace: np.ndarray) -> Run:
     """Load the model with random weights and routers that follow the trace. `memory`: see `--expert-memory`."""
     settings = EngineSettings(
         model=str(folder), load_format="dummy", quantization=quantization, expert_memory_bytes=memory,
@@ -185,7 +185,7 @@ def _config(hidden: int, inner: int) -> dict[str, object]:
     }
 
 
-def _measure(folder: Path, quantization: Quantization, rounds: int, trace: np.ndarray) -> int:
+def _measure(folder: Path, quantization: str, rounds: int, trace: np.ndarray) -> int:
     probe = open_run(folder, quantization, 1 << 40, trace)
     assert probe.model.tier is not None
     whole_bytes = probe.model.tier.gauges().memory_bytes

@@ -16,6 +16,7 @@ from tiercel.cli.collect_env import collect_env
 from tiercel.cli.flags import with_settings
 from tiercel.cli.serve import serve
 from tiercel.settings import SETTINGS
+from tiercel.vllm_flags import CONFIGS, HARMLESS, REFUSED
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -76,10 +77,9 @@ def test_every_tiercel_command_on_a_page_exists_with_its_flags(page: str) -> Non
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_flag_in_the_text_of_a_page_exists(page: str) -> None:
-    refused_on_purpose = {"--trust-remote-code"}
     prose = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", prose)) - refused_on_purpose
-    known = set().union(*_flags_by_verb().values())
+    named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", prose))
+    known = set().union(*_flags_by_verb().values(), (f"--{name}" for name in (*REFUSED, *HARMLESS, *CONFIGS)))
     assert named <= known
 
 

@@ -26,7 +26,7 @@ from tiercel.process_settings import ProcessSettings
 from tiercel.settings import SETTINGS, EngineSettings, ServerSettings, Settings
 from tiercel.sourced_value import BODY_NAME, Source, SourcedValue
 from tiercel.units import GIB
-from tiercel.vllm_flags import HARMLESS, REFUSED
+from tiercel.vllm_flags import CONFIGS, HARMLESS, REFUSED
 
 DEFAULT_FILE = "tiercel.toml"
 EMBEDDED_NAME = "tiercel-embedded"
@@ -240,6 +240,8 @@ def values_of(content: Mapping[str, object], source: Source, document: str) -> d
 def _unknown_key(key: str) -> str:
     if reason := REFUSED.get(key.replace("_", "-")):
         return f"{key} is not supported: {reason}"
+    if key.replace("_", "-") in CONFIGS:
+        return f"there is no setting {key}: it is a flag of vLLM, understood on the command line only"
     harmless = HARMLESS.get(key.replace("_", "-"))
     if harmless is not None and (reason := harmless.note or harmless.otherwise):
         return f"there is no setting {key}: {reason}"

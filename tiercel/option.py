@@ -106,6 +106,11 @@ class OptionField:
         return get_origin(self.kind) in (tuple, list)
 
     @property
+    def takes_object(self) -> bool:
+        """Whether the setting is a JSON object."""
+        return get_origin(self.kind) is dict
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The allowed words, if the setting takes only certain words."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()

@@ -11,6 +11,21 @@ HOSTS = "host names without a port, such as llm.example.com or *.example.com, or
 _HOST_PATTERN = re.compile(r"\*|(?:\*\.)?[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*", re.ASCII)
 OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
+QUANTIZATIONS = ("auto", "int8", "int4", "awq", "gptq", "fp8", "compressed-tensors", "gguf")
+_FORMAT_BY_KERNEL = {
+    "awq-marlin": "awq",
+    "gptq-marlin": "gptq",
+    "gptq-marlin-24": "gptq",
+    "gptq-bitblas": "gptq",
+    "marlin": "gptq",
+}
+# Formats of vLLM that no checkpoint may have here: they are read, so that the refusal can name the checkpoint's, too.
+_FOREIGN_QUANTIZATIONS = (
+    *("aqlm", "auto-round", "awq-gptq", "bitblas", "bitnet", "bitsandbytes", "deepspeedfp", "experts-int8"),
+    *("fbgemm-fp8", "fp-quant", "gptq-intel", "hqq", "inc", "ipex", "modelopt", "modelopt-fp4", "moe-wna16", "mxfp4"),
+    *("neuron-quant", "petit-nvfp4", "ptpc-fp8", "qqq", "quark", "rtn", "squeezellm", "torchao", "tpu-int8"),
+)
+
 
 def read_model_length(value: object) -> object:
     """Read a number of tokens, or None for `auto`."""
@@ -25,6 +40,19 @@ def read_dtype(value: object) -> object:
 def read_cache_dtype(value: object) -> object:
     """Read a number type of KV; `fp8_e4m3` is another of vLLM's names."""
     return "fp8" if value == "fp8_e4m3" else value
+
+
+def read_quantization(value: object) -> object:
+    """Read the format of quantised weights; the names of vLLM's kernels stand for the formats that they read."""
+    if not isinstance(value, str):
+        return value
+    name = value.lower().replace("_", "-")
+    if name == "none":
+        return "auto"
+    name = _FORMAT_BY_KERNEL.get(name, name)
+    if name not in (*QUANTIZATIONS, *_FOREIGN_QUANTIZATIONS):
+        raise ValueError(value)
+    return name
 
 
 def read_root_path(value: object) -> object:

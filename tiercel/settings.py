@@ -32,10 +32,12 @@ from tiercel.process_settings import ProcessSettings
 from tiercel.response_settings import ResponseSettings
 from tiercel.setting_groups import GROUPS, LOG, MEMORY, MODEL, SCHEDULER, SERVER
 from tiercel.setting_values import (
+    QUANTIZATIONS,
     read_cache_dtype,
     read_collector,
     read_dtype,
     read_model_length,
+    read_quantization,
     read_root_path,
 )
 from tiercel.units import GIB, KIB, MIB
@@ -44,7 +46,6 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ModelImpl = Literal["auto", "native", "transformers"]
-Quantization = Literal["auto", "int8", "int4"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionName = Literal["auto", "sdpa", "grouped", "native", "triton", "fa3"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
@@ -91,10 +92,13 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         ),
     ] = None  # the model's own, cut to what the KV pool holds
     quantization: Annotated[
-        Quantization,
+        str,
         Option(
             MODEL,
             "Round weights to int8 or int4 while they are loaded; auto: weights as the checkpoint has them.",
+            "FORMAT",
+            read=read_quantization,
+            expects=f"one of {', '.join(QUANTIZATIONS)}; the last five must be the format of the checkpoint",
             is_rare=True,
         ),
     ] = "auto"

@@ -16,7 +16,6 @@ from tiercel.engine.models.format_gptq import read_awq, read_gptq
 from tiercel.engine.models.quantization import UNSUPPORTED, NamePattern, Rule, Scheme, StoredTensor, count_bytes
 from tiercel.engine.models.quantized_weight import QuantizedWeight
 from tiercel.errors import ConfigError
-from tiercel.settings import Quantization
 
 _READERS: Mapping[str, Callable[[ConfigFields], tuple[Rule, ...]]] = {
     "compressed-tensors": read_compressed,
@@ -26,6 +25,7 @@ _READERS: Mapping[str, Callable[[ConfigFields], tuple[Rule, ...]]] = {
 }
 _KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_AT_LOAD = ("int8", "int4")
 _GROUP = 32  # inputs; see `quantize_weight`
 
 
@@ -74,20 +74,33 @@ def read_scheme(fields: ConfigFields) -> Scheme:
     return Scheme(method, f"{method} {json.dumps(fields.as_object(), sort_keys=True)}", rules, skipped=_KV_SCALES)
 
 
-def choose_scheme(asked: Quantization, fields: ConfigFields) -> Scheme | None:
+def choose_scheme(asked: str, fields: ConfigFields) -> Scheme | None:
     """Return the scheme of a checkpoint, or the one that is asked for; None if weights stay as they are.
 
-    Errors: ConfigError if a checkpoint that is quantised already is to be quantised again; see `read_scheme`.
+    `asked`: `EngineSettings.quantization`: auto, int8 or int4 at load, or the format that the checkpoint must have.
+
+    Errors: ConfigError if a checkpoint that is quantised already is to be quantised again, or has another format than
+            the one that is asked for; see `read_scheme`.
     """
     stored = fields.object("quantization_config") or fields.object("compression_config")  # its name of 2024
     if stored is not None:
-        scheme = read_scheme(stored)
-        if asked != "auto":
-            already = f"the checkpoint is quantised already, with {scheme.name}: {stored.source}"
-            raise ConfigError(UNSUPPORTED, f"--quantization {asked}: {already}")
-        return scheme
+        name = stored.read("quant_method", str).lower()
+        if asked not in ("auto", name.replace("_", "-")):
+            already = " already, with" if asked in _AT_LOAD else " with"
+            raise ConfigError(
+                UNSUPPORTED,
+                f"--quantization {asked}: the checkpoint is quantised{already} {name:.200}: {stored.source}",
+            )
+        return read_scheme(stored)
     if asked == "auto":
         return None
+    if asked not in _AT_LOAD:
+        shown = " or ".join(_AT_LOAD)
+        raise ConfigError(
+            UNSUPPORTED,
+            f"--quantization {asked}: the checkpoint is not quantised: {fields.source} has no quantization_config; "
+            f"while it is loaded, weights can be rounded to {shown}",
+        )
     # The head is read for every token. It keeps 8 bits, as does an embedding that is the head, too.
     heads = NamePattern("exact", "lm_head"), NamePattern("exact", "model.embed_tokens")
     routers = NamePattern("part", "gate"), NamePattern("part", "router")

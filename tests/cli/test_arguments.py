@@ -1,11 +1,19 @@
 """Parsing of command-line arguments."""
 
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
 from tiercel.cli.arguments import translate
 from tiercel.errors import ConfigError
 from tiercel.settings import SETTINGS
-from tiercel.vllm_flags import HARMLESS, IN_GIB, REFUSED, RENAMED, SHORT
+from tiercel.vllm_flags import CONFIGS, HARMLESS, IN_GIB, REFUSED, RENAMED, SAME_CONFIG, SHORT, Harmless
+
+ROOT = Path(__file__).resolve().parents[2]
+SWITCHES = [name for name, flag in HARMLESS.items() if flag.takes == "nothing"]
 
 
 def translated(line: str) -> list[str]:
@@ -42,17 +50,65 @@ def test_flags_that_do_not_act_are_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", HARMLESS)
 def test_harmless_flags_leave_the_line_with_a_warning_where_they_do_nothing(name: str) -> None:
     flag = HARMLESS[name]
-    warnings: list[str] = []
-    value = [flag.values[0] if flag.values else "8"] if flag.takes_value else []
-    assert translate(["model", f"--{name}", *value, "--port", "1"], warnings) == ["model", "--port", "1"]
-    assert warnings == ([f"--{name}: {flag.note}"] if flag.note else [])
+    accepted = [*flag.same, *([] if flag.otherwise else ["8"])]
+    for value in accepted:
+        words = [f"--{'no-' * (value == 'false')}{name}"] if name in SWITCHES else [f"--{name}", value]
+        warnings: list[str] = []
+        assert translate(["model", *words, "--port", "1"], warnings) == ["model", "--port", "1"]
+        assert warnings == ([] if value in flag.same else [f"{words[0]}: {flag.note}"])
+
+
+@pytest.mark.parametrize("name", [name for name, flag in HARMLESS.items() if flag.otherwise])
+def test_values_that_ask_for_something_else_are_refused_with_the_reason(name: str) -> None:
+    flag = HARMLESS[name]
+    words = [f"--{'no-' * ('true' in flag.same)}{name}"] if name in SWITCHES else [f"--{name}", "other"]
+    with pytest.raises(ConfigError) as caught:
+        translate(["model", *words, "--port", "1"], [])
+    assert caught.value.message == f"{' '.join(words)} is not supported: {flag.otherwise}"
+
+
+def _reasons() -> Iterator[tuple[str, str]]:
+    yield from REFUSED.items()
+    for name, part in [
+        *HARMLESS.items(),
+        *((f"{a}.{b}", part) for a, keys in CONFIGS.items() for b, part in keys.items()),
+    ]:
+        yield name, part.otherwise
+        yield name, part.note if isinstance(part, Harmless) else f"--{part.flag}"
+
+
+def test_every_flag_and_page_that_a_reason_names_exists() -> None:
+    flags = {option.flag for option in SETTINGS.values()}
+    for name, reason in _reasons():
+        assert set(re.findall(r"--[a-z][a-z-]+", reason)) <= flags, name
+        assert all((ROOT / page).is_file() for page in re.findall(r"docs/[a-z-]+\.md", reason)), name
+        assert "yet" not in reason.split(), name
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("-tp 2", "--tensor-parallel-size 2 is not supported: one engine runs on one device"),
-        ("--tensor-parallel-size=2", "--tensor-parallel-size 2 is not supported: one engine runs on one device"),
+        ("-tp 2", f"--tensor-parallel-size 2 is not supported: {HARMLESS['tensor-parallel-size'].otherwise}"),
+        ("--tensor-parallel-size=2", f"--tensor-parallel-size 2 is not supported: {HARMLESS['nnodes'].otherwise}"),
+        ("--runner draft", f"--runner draft is not supported: {HARMLESS['runner'].otherwise}"),
+        (
+            "--speculative-config.method eagle",
+            f"--speculative-config.method eagle is not supported: {REFUSED['speculative-model']}",
+        ),
+        (
+            "--kv-transfer-config.kv_role both",
+            f"--kv-transfer-config.kv_role is not supported: {REFUSED['kv-transfer-config']}",
+        ),
+        (
+            "--structured-outputs-config.nonsense 1",
+            "--structured-outputs-config.nonsense is not supported: known keys are "
+            + ", ".join(CONFIGS["structured-outputs-config"]).replace("-", "_"),
+        ),
+        (
+            "--structured-outputs-config x",
+            "--structured-outputs-config 'x': expected a JSON object, or keys such as --structured-outputs-config.KEY",
+        ),
+        ("--structured-outputs-config.backend", "--structured-outputs-config.backend: expected a value"),
         (
             "--kv-offloading-backend lmcache",
             "--kv-offloading-backend lmcache is not supported: KV tiers are built in; see --kv-host-size",
@@ -95,6 +151,58 @@ def test_several_keys_follow_one_flag_behind_the_model() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "names", "model"),
+    [
+        ("model --served-model-name a b c", "a b c", "model"),
+        ("--served-model-name a b c --port 1", "a b c", ""),
+        ("--served-model-name a b c --model m", "a b c", "m"),
+        ("--model m --served-model-name a b c", "a b c", "m"),
+        ("--served_model_name a b org/name", "a b", "org/name"),
+        ("--served-model-name a .", "a", "."),
+        ("--model m --served-model-name a org/name", "a org/name", "m"),
+        ("--served-model-name org/name --port 1", "org/name", ""),
+    ],
+)
+def test_the_names_of_a_model_follow_one_flag(line: str, names: str, model: str) -> None:
+    found = translated(line)
+    assert [name for flag, name in pairwise(found) if flag == "--served-model-name"] == names.split()
+    assert (model in found) == bool(model)
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "warnings"),
+    [
+        ("--structured-outputs-config.backend guidance", "", 0),
+        ("--structured-outputs-config.backend=xgrammar", "", 1),
+        ("--guided-decoding-backend outlines", "", 1),
+        ('--structured-outputs-config {"backend":"auto","reasoning_parser":"qwen3"}', "--reasoning-parser=qwen3", 0),
+        ("--structured-outputs-config.reasoning_parser qwen3", "--reasoning-parser=qwen3", 0),
+        ("--structured_outputs_config.disable_any_whitespace false", "", 0),
+        ('--pooler-config {"pooling_type":"MEAN","normalize":true,"dimensions":null}', "--pooling=mean", 0),
+        ("--override-pooler-config.pooling_type LAST", "--pooling=last", 0),
+        (
+            '-sc {"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":3}',
+            "--prompt-lookup-num-tokens=4",
+            1,
+        ),
+        ("-O3", "", 1),
+        ("-O.mode=3", "", 1),
+        ("--hf-token --enforce-eager", "--enforce-eager=true", 1),
+        ("--cuda-graph-sizes 1 2 4 --enforce-eager", "--enforce-eager=true", 1),
+    ],
+)
+def test_flags_that_hold_an_object_are_decided_key_by_key(line: str, words: str, warnings: int) -> None:
+    told: list[str] = []
+    assert translate(["model", *line.split()], told) == ["model", *words.split()]
+    assert len(told) == warnings
+
+
+def test_dotted_keys_of_our_own_objects_make_one_object() -> None:
+    found = translated("model --override-generation-config.top_p 0.5 --port 1 --override_generation_config.top_k=3")
+    assert found == ["model", "--port", "1", '--override-generation-config={"top_p": 0.5, "top_k": 3}']
+
+
 def test_a_model_behind_a_key_does_not_become_a_key() -> None:
     assert translated("--api-key secret model") == ["--api-key", "secret", "model"]
 
@@ -105,7 +213,9 @@ def test_a_value_that_looks_like_a_refused_flag_is_a_value() -> None:
 
 def test_no_flag_is_both_ours_and_refused() -> None:
     ours = {option.key for option in SETTINGS.values()}
-    assert not ours & (set(REFUSED) | set(HARMLESS) | set(RENAMED) | set(IN_GIB))
+    theirs = [*REFUSED, *HARMLESS, *CONFIGS, *SAME_CONFIG, *RENAMED, *IN_GIB]
+    assert not ours & set(theirs)
+    assert len(theirs) == len(set(theirs))
     assert set(IN_GIB.values()) <= ours
-    assert not set(REFUSED) & set(HARMLESS)
-    assert set(SHORT.values()) <= set(REFUSED) | set(HARMLESS) | ours
+    assert set(SAME_CONFIG.values()) <= set(CONFIGS)
+    assert set(SHORT.values()) <= set(theirs) | ours

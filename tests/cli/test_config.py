@@ -96,7 +96,7 @@ def test_the_table_for_people_has_a_line_a_setting_under_its_group(capsys: pytes
         ("max-num-seq = 3\n", (), "tiercel.toml: there is no setting max-num-seq; did you mean max-num-seqs?"),
         ("port = -1\n", (), "tiercel.toml: port = -1: expected a whole number, from 0 to 65,535"),
         ("", ("--port", "x"), "--port x: expected a whole number, from 0 to 65,535"),
-        ("", ("--quantization", "awq"), "--quantization awq: expected one of auto, int8, int4"),
+        ("", ("--quantization", "aqw"), "--quantization aqw: expected one of auto, int8, int4, awq"),
     ],
 )
 def test_options_that_serve_refuses_are_refused(

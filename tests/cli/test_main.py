@@ -55,7 +55,7 @@ def test_help_of_all_flags_and_of_one_group(capsys: Captured) -> None:
         ("serve a --model b", "two models: a and --model b"),
         ("serve nowhere", "nowhere: no such folder"),
         ("serve nowhere.gguf", "nowhere.gguf: no such file"),
-        ("serve nowhere --quantization awq", "--quantization awq: expected one of auto, int8, int4"),
+        ("serve nowhere --quantization aqw", "--quantization aqw: expected one of auto, int8, int4"),
         ("check nowhere", "nowhere: no such folder"),
         ("bogus", "bogus"),
         ("serve --help=everything", "expected one of common, all, model, memory"),

@@ -263,7 +263,7 @@ def test_a_wrong_value_is_named_where_it_stands(monkeypatch: pytest.MonkeyPatch)
     ("content", "message"),
     [
         ("prot = 1\n", "tiercel.toml: there is no setting prot; did you mean port?"),
-        ('quantization = "awq"\n', "tiercel.toml: quantization = awq: expected one of auto, int8, int4"),
+        ('quantization = "aqw"\n', "tiercel.toml: quantization = aqw: expected one of auto, int8, int4"),
         ("port = \n", "--config tiercel.toml: not a TOML file: Invalid value (at line 1, column 8)"),
         ('config = "x"\n', "tiercel.toml: there is no setting config"),
     ],

@@ -30,12 +30,12 @@ from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.activation_rounding import quantize_weight, round_activations
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import ConfigFields
-from tiercel.engine.models.quantization_scheme import read_scheme
+from tiercel.engine.models.quantization_scheme import choose_scheme, read_scheme
 from tiercel.engine.models.quantized_linear import CompactWeight
 from tiercel.engine.models.quantized_weight import QuantizedWeight
 from tiercel.engine.models.registry import load_model
 from tiercel.errors import ConfigError
-from tiercel.settings import EngineSettings
+from tiercel.settings import SETTINGS, EngineSettings
 
 CPU = torch.device("cpu")
 SEEDS = [1, *fresh_seeds(2)]
@@ -276,6 +276,43 @@ def test_a_quantised_checkpoint_is_not_rounded_again(tmp_path: Path) -> None:
     write_quantized(tmp_path, compress(INT4, "pack-quantized"), PACKED)
 
     assert "--quantization int8: the checkpoint is quantised already" in refusal(tmp_path, quantization="int8")
+
+
+@pytest.mark.parametrize(
+    ("written", "config", "words"),
+    [
+        ("compressed-tensors", PACKED, ""),
+        ("Compressed_Tensors", PACKED, ""),
+        ("gptq_marlin", gptq_config(8, 32, False), ""),
+        ("awq_marlin", AWQ, ""),
+        ("awq", gptq_config(8, 32, False), "--quantization awq: the checkpoint is quantised with gptq"),
+        ("gptq", AWQ, "--quantization gptq: the checkpoint is quantised with awq"),
+        ("fp8", PACKED, "--quantization fp8: the checkpoint is quantised with compressed-tensors"),
+        ("bitsandbytes", AWQ, "--quantization bitsandbytes: the checkpoint is quantised with awq"),
+        ("bitsandbytes", {"quant_method": "bitsandbytes"}, "quant_method: bitsandbytes is not supported"),
+        ("awq", {"quant_method": "bitsandbytes"}, "--quantization awq: the checkpoint is quantised with bitsandbytes"),
+        ("awq", None, "--quantization awq: the checkpoint is not quantised"),
+        ("fp8", None, "--quantization fp8: the checkpoint is not quantised"),
+    ],
+)
+def test_the_format_that_is_asked_for_must_be_that_of_the_checkpoint(
+    written: str, config: dict[str, object] | None, words: str
+) -> None:
+    asked = SETTINGS["quantization"].read(written)
+    assert isinstance(asked, str)
+    fields = ConfigFields({} if config is None else {"quantization_config": config}, "config.json")
+    if not words:
+        assert choose_scheme(asked, fields) is not None
+        return
+    with pytest.raises(ConfigError) as caught:
+        choose_scheme(asked, fields)
+    assert words in caught.value.message
+
+
+def test_a_format_that_does_not_exist_is_refused_before_the_model_is_read() -> None:
+    assert SETTINGS["quantization"].read("none") == "auto"
+    with pytest.raises(ValueError, match="nonsense"):
+        SETTINGS["quantization"].read("nonsense")
 
 
 def test_the_older_name_of_the_configuration_is_read(tmp_path: Path) -> None:
