@@ -24,8 +24,8 @@ def check(given: dict[str, object]) -> int:
     """Check a model folder and flags without serving.
 
     Computes the size of the KV memory from the memory that is free now, and on
-    a CPU predicts the speed of decoding. Exit code 2 and one line if `tiercel
-    serve` with the same flags would not start. --help=all lists all flags.
+    a CPU predicts the speed of decoding. Exit code 2 and the engine's own line
+    if it would refuse the model. --help=all lists all flags.
     """
     resolved = resolve(given)
     for line in resolved.warnings:
@@ -36,18 +36,22 @@ def check(given: dict[str, object]) -> int:
 
 def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
     # lazy: they import torch, which takes seconds
-    from tiercel.cli.model_facts import LoadedDevice, read_model_facts
+    from tiercel.cli.model_facts import LoadedDevice, check_attention, compare_small_model, facts_of
     from tiercel.device.registry import open_device
     from tiercel.engine.measure.machine_rates import measure_machine
     from tiercel.engine.memory.capacity import for_device, size_pool, step_tokens
     from tiercel.engine.models.precision import CpuProducts
+    from tiercel.engine.models.registry import examine_model
     from tiercel.engine.native.library import find_library
 
     device = open_device(settings.engine.device, settings.engine.threads)
     engine = for_device(settings.engine, device)
     library = find_library() if device.name == "cpu" else "not for a GPU"
     products = CpuProducts.of(None if isinstance(library, str) else library) if device.name == "cpu" else None
-    facts = read_model_facts(engine, products)
+    check_attention(engine, device)
+    found = examine_model(engine, products)
+    facts = facts_of(engine, found)
+    compared = compare_small_model(engine, found, device.host_free_bytes())
     memory = facts.expert_bytes if engine.expert_memory_bytes is None else engine.expert_memory_bytes
     in_memory = facts.weights_bytes - max(0, facts.expert_bytes - memory)
     is_tiered = in_memory < facts.weights_bytes
@@ -63,6 +67,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
             "served as": ", ".join(settings.server.served_model_names),
             "architecture": facts.architecture,
             "implementation": facts.impl,
+            **({"paged attention": compared} if compared else {}),
             "type": str(facts.precision) if facts.warning is None else facts.warning,
             "CPU kernels": f"none: {library}" if isinstance(library, str) else library.class_name,
             "quantization": "none" if facts.precision.scheme is None else str(facts.precision.scheme),

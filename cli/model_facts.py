@@ -1,33 +1,30 @@
 """Facts about a model from its configuration and the headers of its weights."""
 
 import math
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tiercel.device.base import Device
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.models.config import ConfigFields, read_architecture, read_config, refuse_foreign
+from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.fused_experts import renaming_of
-from tiercel.engine.models.precision import (
-    CpuProducts,
-    Precision,
-    choose_precision,
-    dtype_name,
-    precision_warning,
-    without_kernels,
-)
-from tiercel.engine.models.quantization_scheme import choose_scheme
-from tiercel.engine.models.registry import choose_native, open_ops, refuse_expert_memory
+from tiercel.engine.models.precision import CpuProducts, Precision, dtype_name
+from tiercel.engine.models.registry import Candidate, examine_model, load_foreign, open_ops
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
-from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec
+from tiercel.units import GIB, show_bytes
+
+if TYPE_CHECKING:
+    from tiercel.engine.models.transformers_outline import Outline
 
 _NOWHERE = torch.device("meta")  # shapes without memory
+_MAX_LOADED_BYTES = 2 * GIB
+_LOADED_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +80,32 @@ class _NoDigest(ContentDigest):
         pass
 
 
-def read_model_facts(settings: EngineSettings, products: CpuProducts | None = None) -> ModelFacts:
-    """Read config.json and the headers of the weights, and check them against each other.
+def check_attention(settings: EngineSettings, device: Device) -> None:
+    """Open the attention backend as the engine does. Errors: ConfigError if the machine excludes it."""
+    open_attention(settings.attention_backend, torch.device(device.name), device.processors, device.capability)
 
-    `products`: those of the CPU that computes; None for a GPU or an unknown machine, which keep the checkpoint's type.
+
+def read_model_facts(settings: EngineSettings, products: CpuProducts | None = None) -> ModelFacts:
+    """Examine a model as the engine does, read the headers of its weights, and check them against each other.
+
+    `products`: see `examine_model`.
     Errors: ConfigError with one line that names the field, the file or the tensor.
     """
-    folder = Path(settings.model)
-    fields = read_config(folder)
-    refuse_foreign(fields)
-    scheme = choose_scheme(settings.quantization, fields)
-    config = choose_native(fields, settings.model_impl, scheme)
-    if config is None:
-        products = without_kernels(products)
-    precision = choose_precision(settings.dtype, fields, products, settings.kv_cache_dtype)
-    precision = replace(precision, scheme=scheme)
-    warning = precision_warning(settings.dtype, fields, products, precision)
-    if settings.expert_memory_bytes is not None:
-        refuse_expert_memory(config)
-    if config is None:
-        return _transformers_facts(settings, folder, fields, precision, warning)
+    return facts_of(settings, examine_model(settings, products))
+
+
+def facts_of(settings: EngineSettings, found: Candidate) -> ModelFacts:
+    """Return the facts of a candidate. Errors: as of `read_model_facts`."""
+    if found.outline is not None:
+        return _foreign_facts(settings, found, found.outline)
+    config, precision = found.decoder, found.precision
+    assert config is not None  # for the type checker: there is no outline
     ops = open_ops(_NOWHERE, open_attention(settings.attention_backend, _NOWHERE))
     model = Decoder(config, ops, precision, _NOWHERE)
     if settings.load_format != "dummy":
-        endings = () if scheme is None else scheme.skipped
-        load_weights(dict(model.targets()), open_checkpoint(folder), _NoDigest(), None, endings, renaming_of(config))
+        endings = () if precision.scheme is None else precision.scheme.skipped
+        checkpoint = open_checkpoint(found.folder)
+        load_weights(dict(model.targets()), checkpoint, _NoDigest(), None, endings, renaming_of(config))
     weights = sum(math.prod(target.shape) for _, target in model.targets())
     unread = 0 if config.is_tied else config.vocab_size * config.hidden_size
     mixture = config.mixture
@@ -118,7 +116,7 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
         architecture=config.architecture,
         impl=model.impl,
         precision=precision,
-        warning=warning,
+        warning=found.warning,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         weights_bytes=model.weights_bytes,
@@ -128,54 +126,53 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
         expert_bytes=sum(target.nbytes for target in experts),
         expert_weights=expert_weights,
         skipped_share=skipped,
-        kv=KVSpec(
-            layers=model.layers,
-            kv_heads=model.kv_heads,
-            head_dim=model.head_dim,
-            block_size=settings.block_size,
-            dtype=dtype_name(precision.kv),
-        ),
+        kv=_kv_spec(settings, precision, model.layers, model.kv_heads, model.head_dim),
     )
 
 
-def _transformers_facts(
-    settings: EngineSettings, folder: Path, fields: ConfigFields, precision: Precision, warning: str | None
-) -> ModelFacts:
-    """Return the facts of a model that runs in transformers' code. Only loading it shows whether it works."""
-    # lazy: transformers' modelling code takes seconds to import
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        with _NOWHERE:
-            model = AutoModelForCausalLM.from_config(config, dtype=precision.weights)
-    except (ValueError, OSError, KeyError, TypeError, ImportError) as exc:
-        reason = str(exc).strip().partition("\n")[0]
-        raise ConfigError("model.unsupported", f"{fields.source}: not a decoder-only language model: {reason}") from exc
+def _foreign_facts(settings: EngineSettings, found: Candidate, outline: "Outline") -> ModelFacts:
+    """Return the facts of a model that runs in transformers' code."""
     if settings.load_format != "dummy":
-        for _ in stream_tensors(open_checkpoint(folder)):
+        for _ in stream_tensors(open_checkpoint(found.folder)):
             pass  # the iteration reads every header and checks it against the index
-    text = config.get_text_config()
-    kv_heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    weights = sum(tensor.numel() for tensor in model.parameters())
-    unread = 0 if config.tie_word_embeddings else text.vocab_size * text.hidden_size
+    precision, calls = found.precision, outline.calls
+    unread = outline.unread_bytes // precision.weights.itemsize
     return ModelFacts(
-        architecture=read_architecture(fields),
+        architecture=outline.architecture,
         impl="transformers",
         precision=precision,
-        warning=warning,
-        max_model_len=text.max_position_embeddings,
-        vocab_size=text.vocab_size,
-        weights_bytes=weights * precision.weights.itemsize,
-        step_weights_bytes=(weights - unread) * precision.weights.itemsize,
-        weights=weights,
-        step_weights=weights - unread,
-        kv=KVSpec(
-            layers=text.num_hidden_layers,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            block_size=settings.block_size,
-            dtype=dtype_name(precision.kv),
-        ),
+        warning=found.warning,
+        max_model_len=outline.max_model_len,
+        vocab_size=outline.vocab_size,
+        weights_bytes=outline.weights_bytes,
+        step_weights_bytes=outline.weights_bytes - outline.unread_bytes,
+        weights=outline.weights,
+        step_weights=outline.weights - unread,
+        kv=_kv_spec(settings, precision, len(calls), calls[0].kv_heads, calls[0].head_dim),
     )
+
+
+def _kv_spec(settings: EngineSettings, precision: Precision, layers: int, kv_heads: int, head_dim: int) -> KVSpec:
+    return KVSpec(
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=settings.block_size,
+        dtype=dtype_name(precision.kv),
+    )
+
+
+def compare_small_model(settings: EngineSettings, found: Candidate, free_bytes: int) -> str:
+    """Load a small model in transformers' code as the engine does; return what that showed, or why it was not done.
+
+    The engine compares the logits of such a model with transformers' own when it loads the weights. A model of more
+    than 2 GiB, or of more than a third of the free memory, is left to the engine. Errors: ConfigError; the engine would
+    refuse the model with the same words.
+    """
+    if found.outline is None:
+        return ""
+    size = found.outline.weights_bytes
+    if size > _MAX_LOADED_BYTES or size > free_bytes * _LOADED_SHARE:
+        return f"not compared: with {show_bytes(size)} of weights this is left to the start of the engine"
+    load_foreign(settings, found, torch.device("cpu"), SdpaAttention())
+    return "logits on the paged cache equal those of transformers"

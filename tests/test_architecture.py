@@ -75,7 +75,6 @@ ALSO: dict[str, set[str]] = {
     "simulation/simulator.py": {"engine.loop"},
     "cli/simulate_input.py": {"yaml"},
     "cli/check.py": {"modelfile"},
-    "cli/model_facts.py": {"transformers"},
 }
 # The rooms of the server -> rooms of the server that they may import. The files of `server/` itself stand on top.
 SERVER: dict[str, set[str]] = {

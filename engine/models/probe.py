@@ -11,22 +11,23 @@ from tiercel.engine.models.base import Model
 from tiercel.engine.models.bridge import INTERFACE_NAME, Bridge, LayerCall
 from tiercel.errors import ConfigError
 
+RECORDED_TOKENS = 4
 _BLOCK_SIZE = 4  # tokens
 _LENGTHS = (11, 7)  # tokens of the two prompts
 _FIRST = (6, 6)  # tokens of each prompt in the first forward; the second forward is a chunk and a decode
 _TOLERANCE_BY_DTYPE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 
 
-def record_calls(model: PreTrainedModel, bridge: Bridge, layers: int) -> tuple[LayerCall, ...]:
-    """Run a few tokens, and return the attention call of each layer, in the order of the layers.
+def record_calls(model: PreTrainedModel, bridge: Bridge, layers: int) -> tuple[tuple[LayerCall, ...], int]:
+    """Run a few tokens; return the attention call of each layer, in the order of the layers, and the logits' width.
 
     Errors: ConfigError if the paged function was not called exactly once for each layer (some architectures warn and
             keep their own attention; others have layers of another kind), or the layers' caches differ in shape.
     """
     calls = bridge.start_record()
     try:
-        tokens = torch.arange(4, device=model.device)[None]
-        model(input_ids=tokens, position_ids=tokens, use_cache=False)
+        tokens = torch.arange(RECORDED_TOKENS, device=model.device)[None]
+        logits = model(input_ids=tokens, position_ids=tokens, use_cache=False).logits
     finally:
         bridge.stop_record()
     name = type(model).__name__
@@ -41,7 +42,7 @@ def record_calls(model: PreTrainedModel, bridge: Bridge, layers: int) -> tuple[L
     shapes = {(call.kv_heads, call.head_dim) for call in calls}
     if len(shapes) != 1:
         raise ConfigError("model.unsupported", f"{name}: kv heads and head_dim differ between layers: {sorted(shapes)}")
-    return tuple(sorted(calls, key=lambda call: call.layer))
+    return tuple(sorted(calls, key=lambda call: call.layer)), logits.shape[-1]
 
 
 def probe_prompts(vocab_size: int, device: torch.device) -> tuple[Tensor, ...]:

@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import torch
 
@@ -30,6 +30,7 @@ from tiercel.engine.models.native_ops import NativeOps
 from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.precision import (
     CpuProducts,
+    Precision,
     choose_precision,
     dtype_name,
     precision_warning,
@@ -51,7 +52,53 @@ from tiercel.engine.native.library import NativeLibrary
 from tiercel.errors import ConfigError, system_error
 from tiercel.settings import EngineSettings, ModelImpl
 
+if TYPE_CHECKING:
+    from tiercel.engine.models.transformers_outline import Outline
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The way in which a model folder would be served; made by `examine_model`."""
+
+    folder: Path
+    fields: ConfigFields
+    decoder: DecoderConfig | None  # of the native decoder
+    outline: "Outline | None"  # of transformers' code, if there is no decoder
+    precision: Precision
+    warning: str | None  # what the types cost on this machine; see `precision_warning`
+
+
+def examine_model(settings: EngineSettings, products: CpuProducts | None) -> Candidate:
+    """Decide whether and how a model folder can be served, before a weight is read.
+
+    `tiercel check` and the engine ask this function, so that both accept the same folders and refuse others with the
+    same words. Weights that are missing or wrong show when their headers are read; whether an architecture in
+    transformers' code computes the same on a paged cache shows when it is loaded.
+
+    `products`: those of the CPU that computes; None for a GPU or an unknown machine, which keep the checkpoint's type.
+    Errors: ConfigError with one line that names the wrong field or flag.
+    """
+    folder = Path(settings.model)
+    fields = read_config(folder)
+    refuse_foreign(fields)
+    scheme = choose_scheme(settings.quantization, fields)
+    decoder = choose_native(fields, settings.model_impl, scheme)
+    if decoder is None:
+        products = without_kernels(products)
+    precision = choose_precision(settings.dtype, fields, products, settings.kv_cache_dtype)
+    precision = replace(precision, scheme=scheme)
+    warning = precision_warning(settings.dtype, fields, products, precision)
+    if settings.expert_memory_bytes is not None:
+        refuse_expert_memory(decoder)
+    outline = None
+    if decoder is None:
+        # lazy: transformers' modelling code takes seconds to import
+        from tiercel.engine.models.transformers_outline import outline_model
+
+        outline = outline_model(folder, fields, precision.weights)
+    return Candidate(folder, fields, decoder, outline, precision, warning)
 
 
 def load_model(
@@ -68,32 +115,17 @@ def load_model(
 
     Errors: ConfigError with one line that names the wrong field, file or tensor.
     """
-    folder = Path(settings.model)
-    fields = read_config(folder)
-    refuse_foreign(fields)
-    scheme = choose_scheme(settings.quantization, fields)
-    config = choose_native(fields, settings.model_impl, scheme)
-    products = CpuProducts.of(library) if device.type == "cpu" else None
-    is_dummy = settings.load_format == "dummy"
+    found = examine_model(settings, CpuProducts.of(library) if device.type == "cpu" else None)
+    if found.warning:
+        log.warning("dtype %s", found.warning)
+    config = found.decoder
     if config is None:
-        products = without_kernels(products)
-    precision = choose_precision(settings.dtype, fields, products, settings.kv_cache_dtype)
-    if warning := precision_warning(settings.dtype, fields, products, precision):
-        log.warning("dtype %s", warning)
-    if config is None:
-        if settings.expert_memory_bytes is not None:
-            refuse_expert_memory(config)
-        # lazy: transformers' modelling code takes seconds to import
-        from tiercel.engine.models.transformers_backend import load_transformers
-
-        seed = settings.seed if is_dummy else None
-        return load_transformers(folder, fields, precision, device, attention, progress, seed)
-    precision = replace(precision, scheme=scheme)
+        return load_foreign(settings, found, device, attention, progress)
 
     def build(tier: ExpertTier | None) -> Decoder:
-        model = Decoder(config, open_ops(device, attention, library), precision, device, tier)
+        model = Decoder(config, open_ops(device, attention, library), found.precision, device, tier)
         parts = tuple(model.expert_parts(library, prefers_native))
-        model.fingerprint = _fill(model, config, settings, folder, progress, parts)
+        model.fingerprint = _fill(model, config, settings, found.folder, progress, parts)
         model.pack(library, prefers_native)
         if tier is not None:
             tier.start()
@@ -104,11 +136,28 @@ def load_model(
 
     if settings.expert_memory_bytes is None:
         return build(None)
-    refuse_expert_memory(config)
     if device.type == "cuda":
         store = HostExperts(device, CudaExpertLane(device))
         return build(ExpertTier(settings.expert_memory_bytes, store, MonotonicClock()))
     return build_beside_ssd(settings, settings.expert_memory_bytes, build)
+
+
+def load_foreign(
+    settings: EngineSettings,
+    found: Candidate,
+    device: torch.device,
+    attention: Attention,
+    progress: Progress | None = None,
+) -> Model:
+    """Load a candidate in transformers' code, and compare what it computes. Errors: see `load_transformers`."""
+    # lazy: as above
+    from tiercel.engine.models.transformers_backend import load_transformers
+
+    assert found.outline is not None  # for the type checker: there is no decoder
+    seed = settings.seed if settings.load_format == "dummy" else None
+    return load_transformers(
+        *(found.folder, found.fields, found.outline, found.precision, device, attention, progress), dummy_seed=seed
+    )
 
 
 def build_beside_ssd(

@@ -126,7 +126,7 @@ def test_quantised_weights_are_described_with_their_bytes(folders: Path, tmp_pat
         out = checked(folders / "llama", "--dtype", "bfloat16", *flags, capsys=capsys)
         assert ("quantization none" if name == "none" else f"{name}, ") in out
         sizes[name] = float(re.findall(r"([\d.]+) bytes per weight", out)[0])
-    assert sizes["none"] == 2 > sizes["int8"] > sizes["int4"] > 0.5
+    assert 2.05 > sizes["none"] >= 2 > sizes["int8"] > sizes["int4"] > 0.5
 
 
 def test_an_architecture_of_transformers_is_described_too(folders: Path, capsys: Captured) -> None:
