@@ -21,6 +21,8 @@ Columns:
     copy       mean size of a copy between HBM and DDR
     TTFT, TBT  from a turn's arrival to its first token; between two tokens of a turn, with waits after a preemption
 
+The targets are those of the default load. `--quick` contends less for the device tier and misses the one for TTFT.
+
 Every token of every build is compared with the expected one. Exit status 1: a target is missed, or a check of `full`
 is also met by the build without the mechanism in question.
 

@@ -85,7 +85,7 @@ def _run(words: list[str]) -> int:
         words = [*verb, *own, *translate(plain, warnings)]
     for line in warnings:
         warn(line)
-    outcome = get_command(_app(listing, words[0])).main(args=words, prog_name="tiercel", standalone_mode=False)
+    outcome = get_command(build_app(listing, words[0])).main(args=words, prog_name="tiercel", standalone_mode=False)
     return outcome if isinstance(outcome, int) else 0
 
 
@@ -94,7 +94,8 @@ def _verb(words: list[str]) -> list[str]:
     return words[:2] if words[:2] in _NESTED else words[:1]
 
 
-def _app(listing: str, verb: str) -> typer.Typer:
+def build_app(listing: str, verb: str) -> typer.Typer:
+    """Return the program with all verbs. `verb`: the one that runs; others are built without flags of their own."""
     app = typer.Typer(
         help="Serve language models to many tenants over the OpenAI API.",
         add_completion=False,
