@@ -10,6 +10,7 @@ from tiercel.clock import Clock
 from tiercel.engine.grammar_queue import CompileEnd
 from tiercel.engine.sampling import Grammar, GrammarCompiler, open_compiler
 from tiercel.errors import ConfigError
+from tiercel.grammar_words import COMPILER_FAILED
 from tiercel.ids import SeqId
 from tiercel.outcome import GrammarGauges
 from tiercel.step_record import StepRecord
@@ -115,8 +116,10 @@ class GrammarCache:
         ended: list[CompileEnd] = []
         for text, future in [pair for pair in self._compiling.items() if pair[1].done()]:
             del self._compiling[text]
-            failure = future.exception()  # the tokenizer could not be read, or a fault of llguidance
-            result = str(failure) if failure is not None else future.result()
+            failure = future.exception()  # a fault of llguidance
+            if failure is not None:
+                log.warning("the grammar compiler failed: %s", failure)
+            result = COMPILER_FAILED if failure is not None else future.result()
             if isinstance(result, Grammar):
                 self._compiled += 1
                 self._keep(text, result)

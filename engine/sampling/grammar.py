@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tiercel.errors import ConfigError
 from tiercel.grammar import GRAMMAR_LIMITS, GrammarLimits
+from tiercel.grammar_words import in_own_words
 
 _SILENT = 0  # llguidance would print warnings
 _FREE_S = 0.1  # that every row may take
@@ -163,9 +164,9 @@ def open_compiler(folder: Path, vocab_size: int, end_tokens: tuple[int, ...]) ->
         least = LLTokenizer(str(path)).vocab_size
         tokenizer = LLTokenizer(str(path), n_vocab=max(vocab_size, least), eos_token=list(end_tokens))
     except ValueError as error:
-        raise ConfigError("grammar.bad_tokenizer", f"{path}: {error}") from error
+        raise ConfigError("grammar.bad_tokenizer", f"{path}: its tokens cannot be used for grammars") from error
     return GrammarCompiler(tokenizer)
 
 
 def _error_of(matcher: LLMatcher) -> str:
-    return matcher.get_error().replace("<non-verbose/>", "").strip() or "llguidance does not say why"
+    return in_own_words(matcher.get_error())

@@ -53,7 +53,9 @@ class ChatCall:
             reader.drop_thoughts()  # the constraint is that of the whole answer
         elif form is not None and self.choice.needs_grammar:
             ids = self.context.codec.vocabulary.special_id_by_text
-            plan = replace(plan, constraint=tool_constraint(form, self.choice, reader, ids))
+            path, tools = self.fields.schema_paths.parameters, self.fields.tools or ()
+            paths = {tool.function.name: path.format(number) for number, tool in enumerate(tools)}
+            plan = replace(plan, constraint=tool_constraint(form, self.choice, reader, ids, paths))
             if self.fields.ignore_eos and plan.constraint is not None:
                 check_ends(plan.constraint, ignore_eos=True)
         rules = replace(plan.rules, visible_texts=self.reader.marks)

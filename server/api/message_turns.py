@@ -7,6 +7,7 @@ from typing import cast
 
 from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.messages import Blocks, MessagePromptFields, MessagesFields
+from tiercel.server.api.schemas.structured import SchemaPaths
 
 Message = dict[str, object]
 
@@ -17,6 +18,8 @@ _NAMES = {
     "chat_template_kwargs": "thinking",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
+MESSAGE_PATHS = SchemaPaths("output_config.format.schema", "tools.{}.input_schema")
+
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -200,15 +200,23 @@ class GenerationPipeline:
             limits = await self._context.limits(tenant)
         with record.tokenising():
             prompts = await call.tokenize(limits)
-            plan = call.plan(limits)
+            plan = await self._planned(call, limits)
             if call.fields.bad_words:
                 plan = await self._with_bad_words(plan, call.fields.bad_words, limits)
-        plan = await self._with_grammar(plan, limits, tenant)
+        plan = await self._with_grammar(plan, limits, tenant, record)
         cap = self._context.defaults.max_new_tokens
         echoes = [] if plan.echo is None else await self._echoed(plan.echo, prompts, plan)
         return _PreparedCall(plan, prompts, echoes, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
 
-    async def _with_grammar(self, plan: SamplingPlan, limits: ModelLimits, tenant: Tenant) -> SamplingPlan:
+    async def _planned(self, call: GenerationCall, limits: ModelLimits) -> SamplingPlan:
+        """Return the plan of a call. The schemas of a request may take a tenth of a second, so they get a thread."""
+        if call.fields.may_constrain:
+            return await self._context.in_worker(lambda: call.plan(limits))
+        return call.plan(limits)
+
+    async def _with_grammar(
+        self, plan: SamplingPlan, limits: ModelLimits, tenant: Tenant, record: RequestRecord
+    ) -> SamplingPlan:
         """Return the plan with the checked grammar of its constraint. Errors: AdmissionError (400)."""
         constraint = plan.constraint
         if constraint is None:
@@ -221,7 +229,8 @@ class GenerationPipeline:
                 param=constraint.field.partition(".")[0],
             )
         grammar = await self._context.grammars.checked_grammar(constraint, limits.vocab_size, tenant.name)
-        return replace(plan, params=replace(plan.params, grammar=grammar))
+        record.ignored_fields += grammar.ignored
+        return replace(plan, params=replace(plan.params, grammar=grammar.text))
 
     def _reserve(self, prepared: _PreparedCall, fields: SamplingFields) -> AnswerRoom:
         """Reserve the memory of a whole answer. Of a stream, only what repeats the prompt takes memory.

@@ -12,6 +12,7 @@ from tiercel.server.api.params import ModelLimits, SamplingPlan, check_length
 from tiercel.server.api.prompt import may_fit
 from tiercel.server.api.response_input import ResponseInput
 from tiercel.server.api.schemas.chat import ChatFields, MessageFields
+from tiercel.server.api.schemas.structured import SchemaPaths
 from tiercel.server.text.chat_template import ChatPrompt
 
 _NAMES = {
@@ -21,6 +22,8 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
+
+RESPONSE_PATHS = SchemaPaths("text.format.schema", "tools.{}.parameters")
 
 
 def renamed(refusal: AdmissionError) -> AdmissionError:

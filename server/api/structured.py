@@ -25,7 +25,7 @@ def constraint_of(fields: StructuredFields) -> Constraint | None:
     """
     named: dict[str, _Made] = {}
     if fields.response_format is not None:
-        _add_response_format(named, fields.response_format)
+        _add_response_format(named, fields.response_format, fields.schema_paths.response_format)
     if fields.structured_outputs is not None:
         _add_structured_outputs(named, fields.structured_outputs)
     space = fields.guided_whitespace_pattern
@@ -58,7 +58,7 @@ def check_ends(constraint: Constraint, *, ignore_eos: bool) -> None:
         )
 
 
-def _add_response_format(named: dict[str, _Made], form: ResponseFormat) -> None:
+def _add_response_format(named: dict[str, _Made], form: ResponseFormat, path: str) -> None:
     field = "response_format"
     if form.type == "json_object":
         named[field] = lambda: object_constraint(field)
@@ -72,7 +72,7 @@ def _add_response_format(named: dict[str, _Made], form: ResponseFormat) -> None:
         schema, is_strict = form.json_schema.schema_, bool(form.json_schema.strict)
         if schema is None:
             raise AdmissionError(400, "response_format.json_schema.schema is missing", param=field)
-        named[field] = lambda: schema_constraint(field, schema, is_strict=is_strict)
+        named[field] = lambda: schema_constraint(field, schema, is_strict=is_strict, path=path)
 
 
 def _add_structured_outputs(named: dict[str, _Made], outputs: StructuredOutputs) -> None:

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Collection
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from tiercel.server.batch.records import BatchFault
 
@@ -43,11 +43,12 @@ class _StreamField(Struct, frozen=True):
 
 
 class LineResponse(Struct, frozen=True):
-    """The answer of a route."""
+    """The answer of a route. `ignored_fields` is its header of that name, left out without one."""
 
     status_code: int
     request_id: str
     body: Raw
+    ignored_fields: str | UnsetType = UNSET
 
 
 class LineFault(Struct, frozen=True):

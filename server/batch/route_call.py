@@ -19,6 +19,7 @@ class RouteAnswer(Struct, frozen=True):
     body: bytes
     retry_after_s: float | None
     is_json: bool
+    ignored_fields: str = ""  # what of the request did not act
 
 
 class RouteCaller:
@@ -61,6 +62,7 @@ class RouteCaller:
             body=bytes(parts),
             retry_after_s=_seconds(headers.get(b"retry-after")),
             is_json=headers.get(b"content-type", b"").startswith(_JSON),
+            ignored_fields=headers.get(b"x-tiercel-ignored-fields", b"").decode(),
         )
 
 

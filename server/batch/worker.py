@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 import structlog
+from msgspec import UNSET
 
 from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
@@ -340,7 +341,8 @@ class BatchWorker:
 def _line_answer(line: BatchLine, answer: RouteAnswer, request_id: str) -> LineAnswer:
     if not answer.is_json or not answer.body:
         return unanswered(line, "invalid_answer", "The answer of the route is not one JSON object.")
-    return answer_of(line, LineResponse(answer.status, request_id, one_line(answer.body)))
+    ignored = answer.ignored_fields or UNSET
+    return answer_of(line, LineResponse(answer.status, request_id, one_line(answer.body), ignored))
 
 
 def _retry_s(retry_after_s: float | None) -> float:

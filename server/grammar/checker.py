@@ -34,6 +34,13 @@ _ENTRY_BYTES = 512  # of a verdict besides its text: key, objects, place in the 
 _MODULE = "tiercel.server.grammar.worker"
 
 
+class CheckedGrammar(NamedTuple):
+    """A grammar that the engine can apply, and the places in the request of what it does not enforce."""
+
+    text: str
+    ignored: tuple[str, ...]
+
+
 class _Check(NamedTuple):
     """A check in progress or in a tenant's queue."""
 
@@ -66,7 +73,9 @@ class GrammarChecker:
         """Size of the verdicts that are kept."""
         return self._verdicts.held_bytes
 
-    async def checked_grammar(self, constraint: Constraint, vocab_size: int, tenant: TenantId = DEFAULT_TENANT) -> str:
+    async def checked_grammar(
+        self, constraint: Constraint, vocab_size: int, tenant: TenantId = DEFAULT_TENANT
+    ) -> CheckedGrammar:
         """Return the llguidance grammar of a constraint (`SamplingParams.grammar`), once it has been checked.
 
         Equal constraints of a tenant that arrive together are checked once. One check of each tenant is in progress at
@@ -93,8 +102,8 @@ class GrammarChecker:
                     self._forget(check, task)
                     task.cancel()  # no effect once it is done; a check that no process has begun is left out
         if isinstance(verdict, GrammarAccepted):
-            return verdict.text
-        raise _refusal(constraint.field, verdict.message)
+            return CheckedGrammar(verdict.text, constraint.notes.names(verdict.approximated))
+        raise _refusal(constraint, verdict)
 
     def _forget(self, check: "_Check", task: asyncio.Task[GrammarVerdict]) -> None:
         if self._running.get(check) is task:
@@ -178,5 +187,11 @@ def _size_bytes(verdict: GrammarVerdict) -> int:
     return _ENTRY_BYTES + 4 * len(text)  # a letter of a Python text has up to four bytes
 
 
-def _refusal(field: str, message: str) -> AdmissionError:
-    return AdmissionError(400, f"{field}: the grammar cannot be used: {message}", param=field.partition(".")[0])
+def _refusal(constraint: Constraint, refused: GrammarRefused) -> AdmissionError:
+    places = constraint.notes.places_of(refused.keywords)
+    field = constraint.field
+    return AdmissionError(
+        400,
+        f"{', '.join(places) or field}: the grammar cannot be used: {refused.message}",
+        param=field.partition(".")[0],
+    )

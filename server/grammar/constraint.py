@@ -8,11 +8,12 @@ from msgspec import Struct
 
 from tiercel.errors import AdmissionError
 from tiercel.server.grammar.lark import any_of, literal
-from tiercel.server.grammar.schema import prepared_schema
+from tiercel.server.grammar.schema import SchemaNotes, prepared_schema
 
 MAX_GRAMMAR_LETTERS = 64 * 1024
 MAX_REGEX_LETTERS = 8 * 1024
 MAX_CHOICES_LISTED = 1024
+_NO_NOTES = SchemaNotes()
 
 GrammarFormat = Literal["llguidance", "regex", "ebnf"]
 
@@ -27,14 +28,21 @@ class Constraint(Struct, frozen=True):
     field: str
     format: GrammarFormat
     text: str
+    notes: SchemaNotes = _NO_NOTES  # what of its schemas does not act
 
 
 def schema_constraint(
-    field: str, schema: Mapping[str, object], *, is_strict: bool = True, whitespace: str | None = None
+    field: str,
+    schema: Mapping[str, object],
+    *,
+    is_strict: bool = True,
+    whitespace: str | None = None,
+    path: str | None = None,
 ) -> Constraint:
     """Return the constraint to JSON that is valid under a schema; see `prepared_schema`. Errors: AdmissionError."""
-    schema = prepared_schema(field, schema, is_strict=is_strict, whitespace=whitespace)
-    return Constraint(field, "llguidance", json.dumps({"grammars": [{"json_schema": schema}]}, ensure_ascii=False))
+    prepared = prepared_schema(field, schema, is_strict=is_strict, whitespace=whitespace, path=path)
+    text = json.dumps({"grammars": [{"json_schema": prepared.schema}]}, ensure_ascii=False)
+    return Constraint(field, "llguidance", text, prepared.notes)
 
 
 def schema_text_constraint(field: str, text: str, *, whitespace: str | None = None) -> Constraint:
@@ -75,14 +83,15 @@ def grammar_constraint(field: str, text: str) -> Constraint:
     return Constraint(field, "ebnf", text)
 
 
-def lark_constraint(field: str, start: str, rules: Iterable[str] = ()) -> Constraint:
+def lark_constraint(field: str, start: str, rules: Iterable[str] = (), notes: SchemaNotes = _NO_NOTES) -> Constraint:
     """Return the constraint to a Lark expression; see `tiercel.server.grammar.lark` for its parts.
 
-    `rules` are further lines, each a rule or a terminal that the expression refers to. Errors: AdmissionError (400).
+    `rules` are further lines, each a rule or a terminal that the expression refers to. `notes` are those on its
+    schemas. Errors: AdmissionError (400).
     """
     text = "\n".join(("%llguidance {}", f"start: {start}", *rules, ""))
     _check_length(field, text, MAX_GRAMMAR_LETTERS)
-    return Constraint(field, "llguidance", text)
+    return Constraint(field, "llguidance", text, notes)
 
 
 def _check_length(field: str, text: str, limit: int) -> None:

@@ -27,15 +27,23 @@ class GrammarJob(Struct, frozen=True):
 
 
 class GrammarAccepted(Struct, frozen=True, tag="accepted"):
-    """The answer for a grammar that the engine can compile and apply. `text` is an llguidance grammar."""
+    """The answer for a grammar that the engine can compile and apply. `text` is an llguidance grammar.
+
+    `approximated` are the keywords of `PARTLY_ACTING` that do not act as they should in a schema of it.
+    """
 
     text: str
+    approximated: tuple[str, ...] = ()
 
 
 class GrammarRefused(Struct, frozen=True, tag="refused"):
-    """The answer for a grammar that cannot be compiled, exceeds a limit, or that no output matches."""
+    """The answer for a grammar that cannot be compiled, exceeds a limit, or that some output cannot end.
+
+    `message` is in our own words. `keywords` are those of `PARTLY_ACTING` that are the cause, if any.
+    """
 
     message: str
+    keywords: tuple[str, ...] = ()
 
 
 GrammarVerdict = GrammarAccepted | GrammarRefused

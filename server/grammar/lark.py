@@ -2,7 +2,8 @@
 
 `lark_constraint` makes a grammar of an expression. An example, a call of one of two tools:
 
-    call = schema_part("tools", {"type": "object", "properties": {"city": {"type": "string"}}}, is_strict=True)
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    call = schema_part("tools", schema, is_strict=True).text
     start = any_of([
         " ".join((literal('{"name": "weather", "arguments": '), call, literal("}"))),
         " ".join((literal('{"name": "time", "arguments": '), call, literal("}"))),
@@ -16,8 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from tiercel.server.grammar.schema import prepared_schema
+from tiercel.server.grammar.schema import SchemaNotes, prepared_schema
 
+_TERMINAL = re.compile(r"^[ \t]*([A-Z_][A-Z0-9_]*)[^:\n]*:", re.MULTILINE)
+_WORD_START = re.compile(r"""("(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/)|\bstart\b""")
 _SPECIAL = re.compile(r"<[^<>\s\[\]]+>|<\[\d+\]>")
 
 
@@ -46,10 +49,29 @@ def repeated(part: str, least: int, most: int | None) -> str:
     return f"({part}){{{least},{'' if most is None else most}}}"
 
 
-def schema_part(field: str, schema: Mapping[str, object], *, is_strict: bool, whitespace: str | None = None) -> str:
+class SchemaPart(Struct, frozen=True):
+    """A part for JSON that is valid under a schema, and what of the schema does not act."""
+
+    text: str
+    notes: SchemaNotes
+
+
+def schema_part(
+    field: str, schema: Mapping[str, object], *, is_strict: bool, whitespace: str | None = None, path: str | None = None
+) -> SchemaPart:
     """Return the part for JSON that is valid under a schema; see `prepared_schema`. Errors: AdmissionError (400)."""
-    prepared = prepared_schema(field, schema, is_strict=is_strict, whitespace=whitespace)
-    return f"%json {json.dumps(prepared, ensure_ascii=False)}"
+    prepared = prepared_schema(field, schema, is_strict=is_strict, whitespace=whitespace, path=path)
+    return SchemaPart(f"%json {json.dumps(prepared.schema, ensure_ascii=False)}", prepared.notes)
+
+
+def composed_terminals(grammar: str) -> tuple[list[str], str]:
+    """Return the terminals of a grammar that are made with & or ~, and the grammar with another name for `start`."""
+    found = list(_TERMINAL.finditer(grammar))
+    ends = [*(one.start() for one in found), len(grammar)][1:]
+    names = [
+        one[1] for one, end in zip(found, ends, strict=True) if re.search("[&~]", grammar[one.end() : end]) is not None
+    ]
+    return names, _WORD_START.sub(lambda one: one[1] or "start_before", grammar)
 
 
 class Tag(Struct, frozen=True):

@@ -14,6 +14,8 @@ from tiercel.engine.grammars import GrammarCache
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.sampling import Grammar, GrammarCompiler
 from tiercel.errors import ConfigError
+from tiercel.grammar import GRAMMAR_FAILED
+from tiercel.grammar_words import COMPILER_FAILED
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
 from tiercel.request import Request, SamplingParams, pack_tokens
@@ -202,7 +204,7 @@ def test_an_exception_of_the_compiler_fails_the_request() -> None:
     bench.ask(A, 1)
     compiler.permits.release()
     bench.run_until_ended(1)
-    assert "a panic of Rust" in (bench.client.finished[1].error or "")
+    assert bench.client.finished[1].error == f"{GRAMMAR_FAILED}: {COMPILER_FAILED}"
     bench.close()
 
 

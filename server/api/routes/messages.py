@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tiercel.server.api.chat_call import ChatCall
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
-from tiercel.server.api.message_turns import chat_body, in_words_of_messages, prompt_body
+from tiercel.server.api.message_turns import MESSAGE_PATHS, chat_body, in_words_of_messages, prompt_body
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
 from tiercel.server.api.replies.message_shape import MessageShape
@@ -86,6 +86,7 @@ class MessageRoutes:
     def _call(self, body: dict[str, object], stops: list[str] | None = None) -> ChatCall:
         refuse_unsupported(body)
         fields = read_fields(ChatFields, body)
+        fields.name_schemas(MESSAGE_PATHS)
         if stops:
             fields = fields.model_copy(update={"stop": stops})  # there may be more than in a chat request
         return ChatCall.of(fields, self._context)

@@ -28,7 +28,7 @@ from tiercel.server.api.replies.responses import (
     ReasoningBody,
     ResponseBody,
 )
-from tiercel.server.api.response_call import ResponseCall, in_our_words, renamed
+from tiercel.server.api.response_call import RESPONSE_PATHS, ResponseCall, in_our_words, renamed
 from tiercel.server.api.response_input import ResponseInput
 from tiercel.server.api.response_items import new_id, read_items
 from tiercel.server.api.response_replay import ReplayAnswer
@@ -269,7 +269,9 @@ class ResponseRoutes:
         body: dict[str, object] = {**chat, "messages": [{"role": "user", "content": ""}]}
         with in_our_words():
             refuse_unsupported(body)
-            return read_fields(ChatFields, body)
+            read = read_fields(ChatFields, body)
+        read.name_schemas(RESPONSE_PATHS)
+        return read
 
     def _call(self, chat: ChatFields) -> ChatCall:
         with in_our_words():

@@ -61,6 +61,11 @@ class ChatFields(SamplingFields, ChatTemplateFields):
     parallel_tool_calls: Flag | None = None
     include_reasoning: Flag | None = None
 
+    @property
+    def may_constrain(self) -> bool:
+        """Whether a field is set from which a grammar may have to be made."""
+        return bool(self.tools) or super().may_constrain
+
 
 def message_text(message: MessageFields) -> str:
     """Return the content of one message as text; parts are joined by line ends.

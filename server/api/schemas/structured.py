@@ -2,7 +2,8 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, SkipValidation
+from msgspec import Struct
+from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation
 
 from tiercel.server.api.schemas.fields import Fields, Flag
 
@@ -19,6 +20,16 @@ GrammarText = Annotated[str | None, Field(description="A grammar of the output, 
 Whitespace = Annotated[
     str | None, Field(description="A regular expression for white space between two tokens of a JSON output.")
 ]
+
+
+class SchemaPaths(Struct, frozen=True):
+    """The places of schemas in a body, for errors and for the header that names what does not act."""
+
+    response_format: str = "response_format.json_schema.schema"
+    parameters: str = "tools.{}.function.parameters"  # of the tool with this number
+
+
+CHAT_PATHS = SchemaPaths()
 
 
 class JsonSchemaFormat(Fields):
@@ -58,6 +69,8 @@ class StructuredOutputs(Fields):
 class StructuredFields(Fields):
     """The fields that constrain an output. At most one of them may name a constraint."""
 
+    _schema_paths: SchemaPaths = PrivateAttr(default=CHAT_PATHS)
+
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText = None
@@ -71,3 +84,19 @@ class StructuredFields(Fields):
     regex: Pattern = None
     json_schema: SchemaOrText = None
     ebnf: GrammarText = None
+
+    @property
+    def may_constrain(self) -> bool:
+        """Whether a field is set from which a grammar may have to be made."""
+        named = (self.response_format, self.structured_outputs, self.guided_json, self.guided_regex, self.guided_choice)
+        others = (self.guided_grammar, self.regex, self.json_schema, self.ebnf)
+        return any(field is not None for field in (*named, *others))
+
+    @property
+    def schema_paths(self) -> SchemaPaths:
+        """The places of schemas in the body, in the words of its API."""
+        return self._schema_paths
+
+    def name_schemas(self, paths: SchemaPaths) -> None:
+        """Note that the body came in by another API, which has its schemas elsewhere."""
+        self._schema_paths = paths

@@ -105,7 +105,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"guided_regex": ""}, "guided_regex", "the text is empty"),
     ({"guided_regex": "["}, "guided_regex", "guided_regex: the grammar cannot be used"),
     ({"ebnf": "root ::= x"}, "ebnf", "ebnf: the grammar cannot be used"),
-    ({"guided_json": {"type": "banana"}}, "guided_json", "Invalid type: banana"),
+    ({"guided_json": {"type": "banana"}}, "guided_json", "guided_json.type: must be one or several of null, boolean"),
     ({"guided_json": {}, "regex": "a"}, "guided_json", "one kind of structured outputs constraint but multiple"),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "structured_outputs.regex"),
     ({"regex": "a", "ignore_eos": True}, "ignore_eos", "ignore_eos cannot be combined with regex"),

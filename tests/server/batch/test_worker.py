@@ -67,6 +67,21 @@ def test_lines_that_fail_are_in_the_error_file(tmp_path: Path) -> None:
     run(tmp_path, test, answers)
 
 
+def test_a_line_says_what_of_its_request_did_not_act(tmp_path: Path) -> None:
+    answers = Answers(headers=[(b"x-tiercel-ignored-fields", b"odd, guided_json.not")])
+
+    async def test(folder: Folder) -> None:
+        record = await folder.until_over((await folder.begin(lines(1))).id)
+        (one,) = folder.lines(record.output_file_id)
+        assert one["response"]["ignored_fields"] == "odd, guided_json.not"
+        answers.headers.clear()
+        record = await folder.until_over((await folder.begin(lines(1))).id)
+        (one,) = folder.lines(record.output_file_id)
+        assert "ignored_fields" not in one["response"]
+
+    run(tmp_path, test, answers)
+
+
 def test_an_input_with_faults_fails_as_a_whole(tmp_path: Path) -> None:
     answers = Answers()
 

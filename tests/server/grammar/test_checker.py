@@ -27,6 +27,8 @@ from tiercel.server.grammar.lark import Tag, any_of, literal, schema_part, speci
 from tiercel.tenant import DEFAULT_TENANT
 
 VOCAB_SIZE = 1024
+OVERLAPPING = {"type": "array", "items": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}}
+COUNTED = {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2}
 
 
 @asynccontextmanager
@@ -57,13 +59,13 @@ def test_the_first_check_starts_a_process_and_equal_ones_are_cached(model_folder
     async def test(opened: GrammarChecker) -> None:
         assert opened.pids == []
         constraint = object_constraint("response_format")
-        text = await opened.checked_grammar(constraint, VOCAB_SIZE)
+        text = (await opened.checked_grammar(constraint, VOCAB_SIZE)).text
         assert text == constraint.text
         (pid,) = opened.pids
         os.kill(pid, signal.SIGKILL)
         wait_gone(pid)
         held = opened.cached_bytes
-        assert await opened.checked_grammar(object_constraint("guided_json"), VOCAB_SIZE) == text
+        assert (await opened.checked_grammar(object_constraint("guided_json"), VOCAB_SIZE)).text == text
         assert opened.cached_bytes == held > 0
 
     with_checker(model_folder, test)
@@ -71,7 +73,8 @@ def test_the_first_check_starts_a_process_and_equal_ones_are_cached(model_folder
 
 def test_parts_of_grammars_are_accepted(model_folder: Path) -> None:
     async def test(opened: GrammarChecker) -> None:
-        city = schema_part("tools", {"type": "object", "properties": {"city": {"type": "string"}}}, is_strict=True)
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+        city = schema_part("tools", schema, is_strict=True).text
         call = " ".join((literal('{"name": "weather", "arguments": '), city, literal("}")))
         text, rules = tagged([Tag("<call>", "<call>\n", call, "</call>"), Tag("<think>", "<think>", literal("no"))])
         special_text, special_rules = tagged([Tag("<think>", "<think>", call, is_special=True)], least=1, most=1)
@@ -91,19 +94,23 @@ def test_parts_of_grammars_are_accepted(model_folder: Path) -> None:
 def test_grammars_that_no_engine_could_apply_are_refused(model_folder: Path) -> None:
     async def test(opened: GrammarChecker) -> None:
         cases = [
-            (schema_constraint("response_format", {"not": {}}), 'Unimplemented keys: ["not"]'),
-            (schema_constraint("response_format", {"$ref": "#"}), "no output matches the grammar"),
-            (schema_constraint("response_format", {"$ref": "http://localhost/a"}), "does not fetch resources"),
-            (schema_constraint("response_format", {"type": "array", "items": False, "minItems": 1}), "Unsatisfiable"),
+            (schema_constraint("response_format", {"type": "string", "minLength": 3, "pattern": "^a$"}), "exclude"),
+            (schema_constraint("response_format", OVERLAPPING), "response_format.items.oneOf: the grammar cannot be"),
+            (schema_constraint("response_format", COUNTED), "response_format.minProperties: the grammar cannot be"),
             (regex_constraint("structured_outputs.regex", "(?=a)b"), "look-around"),
-            (regex_constraint("structured_outputs.regex", "[^\\s\\S]"), "no output matches"),
-            (grammar_constraint("ebnf", "root ::= x"), "Rule 'x' not found"),
-            (lark_constraint("tools", special("<nothing>")), "unknown special token"),
+            (regex_constraint("structured_outputs.regex", "[^\\s\\S]"), "no output matches it"),
+            (grammar_constraint("ebnf", "root ::= x"), "the rule 'x' is not defined"),
+            (lark_constraint("tools", special("<nothing>")), "no special token '<nothing>'"),
         ]
         for constraint, words in cases:
             assert words in await refusal_of(opened, constraint)
         lenient = schema_constraint("response_format", {"type": "string", "not": {}}, is_strict=False)
-        assert await opened.checked_grammar(lenient, VOCAB_SIZE)
+        assert (await opened.checked_grammar(lenient, VOCAB_SIZE)).ignored == ("response_format.not",)
+        for schema, name in ((OVERLAPPING, "items.oneOf"), (COUNTED, "minProperties")):
+            lenient = schema_constraint("guided_json", schema, is_strict=False)
+            assert (await opened.checked_grammar(lenient, VOCAB_SIZE)).ignored == (f"guided_json.{name}",)
+        disjoint = schema_constraint("guided_json", {"oneOf": [{"type": "null"}, {"type": "string"}]}, is_strict=False)
+        assert (await opened.checked_grammar(disjoint, VOCAB_SIZE)).ignored == ()
         assert len(opened.pids) == 1  # none of them costs a process
 
     with_checker(model_folder, test)
@@ -147,7 +154,7 @@ def test_equal_grammars_that_arrive_together_are_checked_once(model_folder: Path
         others = [asyncio.create_task(opened.checked_grammar(constraint, VOCAB_SIZE)) for _ in range(5)]
         await asyncio.sleep(0)
         first.cancel()  # the client of the first one has gone
-        assert set(await asyncio.gather(*others)) == {constraint.text}
+        assert {checked.text for checked in await asyncio.gather(*others)} == {constraint.text}
         assert len(opened.pids) == 1
 
     with_checker(model_folder, test)
@@ -158,7 +165,7 @@ def test_a_check_that_nobody_waits_for_is_left_out(model_folder: Path) -> None:
 
     async def test(opened: GrammarChecker) -> None:
         started = [opened.checked_grammar(regex_constraint("x", one), VOCAB_SIZE, TenantId(one)) for one in "ab"]
-        kept = sum(512 + 4 * len(text) for text in await asyncio.gather(*started))
+        kept = sum(512 + 4 * len(checked.text) for checked in await asyncio.gather(*started))
         assert len(opened.pids) == 2
         for pid in opened.pids:
             os.kill(pid, signal.SIGSTOP)  # as if both computed for ever
@@ -171,7 +178,7 @@ def test_a_check_that_nobody_waits_for_is_left_out(model_folder: Path) -> None:
             await left
         await asyncio.gather(*first)
         for number in range(3):
-            kept += 512 + 4 * len(await opened.checked_grammar(regex_constraint("x", f"{number}"), VOCAB_SIZE))
+            kept += 512 + 4 * len((await opened.checked_grammar(regex_constraint("x", f"{number}"), VOCAB_SIZE)).text)
         assert opened.cached_bytes == kept
 
     with_checker(model_folder, test, limit_s=0.5)

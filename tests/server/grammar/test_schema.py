@@ -42,7 +42,8 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 
 @pytest.mark.parametrize("schema", ACCEPTED)
 def test_schemas_at_the_limits_are_accepted(schema: dict[str, object]) -> None:
-    assert prepared_schema("guided_json", schema, is_strict=True)["x-guidance"] == {"whitespace_pattern": WHITESPACE}
+    prepared = prepared_schema("guided_json", schema, is_strict=True).schema
+    assert prepared["x-guidance"] == {"whitespace_pattern": WHITESPACE}
 
 
 @pytest.mark.parametrize(("schema", "words"), REFUSED)
@@ -54,13 +55,14 @@ def test_schemas_beyond_the_limits_are_refused(schema: dict[str, object], words:
 
 def test_options_of_the_client_are_replaced() -> None:
     schema = {"type": "string", "x-guidance": {"lenient": True}}
-    assert prepared_schema("a", schema, is_strict=False)["x-guidance"] == {
+    assert prepared_schema("a", schema, is_strict=False).schema["x-guidance"] == {
         "whitespace_pattern": WHITESPACE,
         "lenient": True,
         "coerce_one_of": True,
     }
-    assert prepared_schema("a", schema, is_strict=True, whitespace="")["x-guidance"] == {"whitespace_flexible": False}
-    assert prepared_schema("a", schema, is_strict=True, whitespace=" ?")["x-guidance"] == {"whitespace_pattern": " ?"}
+    for whitespace, options in (("", {"whitespace_flexible": False}), (" ?", {"whitespace_pattern": " ?"})):
+        prepared = prepared_schema("a", schema, is_strict=True, whitespace=whitespace)
+        assert prepared.schema["x-guidance"] == options
     with pytest.raises(AdmissionError, match="256 letters"):
         prepared_schema("a", schema, is_strict=True, whitespace=" " * 257)
 

@@ -1,0 +1,421 @@
+"""JSON schemas as graphs of places, and the proof that a schema has an instance of finite length.
+
+The proof is a least fixed point over all places that an instance depends on: a place *has an end* if its own keywords
+and the places that it needs have one. A `$ref` that leads back to itself without an alternative has none. The proof is
+linear in the size of the schema. It does not look into patterns, and not at two schemas that contradict each other
+(`allOf`): `tiercel.server.grammar.proof` proves the grammar that the compiler makes of the schema.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+from urllib.parse import quote, unquote, urldefrag, urljoin
+
+from tiercel.server.grammar.keywords import ACTING, TYPES, Place, fault_of, inner_schemas
+
+_ENDLESS = "the $ref leads back to itself, and every value under it would contain another one: no value has an end"
+_IDENTIFIERS = ("$schema", "$id", "$anchor", "$dynamicAnchor")
+_MAX_SHOWN = 200  # letters of a place in a message
+_MAX_NAME = 64  # of them for its last step
+
+
+class SchemaFaultError(Exception):
+    """A schema that no output can follow; `place` is where, `message` is for the client."""
+
+    def __init__(self, place: Place, message: str) -> None:
+        super().__init__(message)
+        self.place = place
+        self.message = message
+
+
+class SchemaGraph:
+    """The places of a schema from which instances are made, and what each of them needs."""
+
+    def __init__(self, schema: dict[str, object]) -> None:
+        """`schema`: without nulls (`copied_schema`); it is changed by `resolve`."""
+        self._schema = schema
+        self._resources: dict[str, Place] = {"": ()}
+        self._anchors: dict[tuple[str, str], Place] = {}
+        self._bases: dict[Place, str] = {}
+        self._nodes: dict[Place, _Node] = {}
+        self._refs: dict[Place, Place] = {}  # the place of a `$ref` -> the place that it names
+
+    @property
+    def places(self) -> Iterator[tuple[Place, Mapping[str, object]]]:
+        """The places that instances depend on, with their schemas; booleans left out."""
+        for place, node in self._nodes.items():
+            if isinstance(node.schema, dict):
+                yield place, cast(dict[str, object], node.schema)
+
+    def resolve(self) -> None:
+        """Find the place of every `$ref`, and write it as a pointer from the top.
+
+        Identifiers are removed, so that the compiler of the grammar resolves each `$ref` as it was resolved here.
+        Errors: SchemaFaultError for a `$ref` without a place and for values that a keyword cannot have.
+        """
+        self._index((), self._schema, "")
+        waiting: deque[Place] = deque([()])
+        while waiting:
+            place = waiting.popleft()
+            if place in self._nodes:
+                continue
+            schema = self._at(place)
+            node = self._nodes[place] = _Node(schema)
+            if isinstance(schema, bool):
+                continue
+            if not isinstance(schema, dict):
+                raise SchemaFaultError(place, "a schema is an object or a boolean")
+            entries = cast(dict[str, object], schema)
+            for keyword, value in entries.items():
+                if keyword in ACTING and (fault := fault_of(keyword, value)):
+                    raise SchemaFaultError((*place, keyword), fault)
+            reference = entries.get("$ref")
+            if isinstance(reference, str):
+                self._refs[place] = self._target(place, reference)
+                waiting.append(self._refs[place])
+            node.inner = {inner: (*place, *inner) for inner, _ in inner_schemas(entries, acting=True)}
+            waiting.extend(node.inner.values())
+        for place, target in self._refs.items():
+            cast(dict[str, object], self._nodes[place].schema)["$ref"] = pointer(target)
+        self._strip((), self._schema)
+
+    def prove(self) -> None:
+        """Prove that the schema has an instance. A `$ref` to a place without one becomes a schema without values.
+
+        Call `resolve` first. Errors: SchemaFaultError with the place that has no end.
+        """
+        proof = _Proof()
+        for place, node in self._nodes.items():
+            _add_needs(proof, place, node, self._refs.get(place))
+        proof.run()
+        if not proof.has_end(()):
+            raise self._dead_end(proof)
+        for place, target in self._refs.items():
+            if not proof.has_end(target):
+                entries = cast(dict[str, object], self._nodes[place].schema)
+                del entries["$ref"]
+                entries["enum"] = []  # and not `false` in its place, because a pointer may lead through it
+
+    def _index(self, place: Place, schema: object, base: str) -> None:
+        """Note the identifiers of a schema and of those within it."""
+        if not isinstance(schema, dict):
+            return
+        entries = cast(dict[str, object], schema)
+        identifier = entries.get("$id")
+        if isinstance(identifier, str):
+            own, fragment = _joined(base, identifier)
+            if fragment:  # an anchor in draft 6 and 7
+                self._anchors.setdefault((base, fragment), place)
+            elif own != base:
+                base = own
+                self._resources.setdefault(base, place)
+        for name in ("$anchor", "$dynamicAnchor"):
+            if isinstance(anchor := entries.get(name), str):
+                self._anchors.setdefault((base, anchor), place)
+        if base:
+            self._bases[place] = base
+        for inner, one in inner_schemas(entries):
+            self._index((*place, *inner), one, base)
+
+    def _strip(self, place: Place, schema: object) -> None:
+        if isinstance(schema, dict):
+            entries = cast(dict[str, object], schema)
+            for name in _IDENTIFIERS:
+                entries.pop(name, None)
+            for inner, one in inner_schemas(entries):
+                self._strip((*place, *inner), one)
+
+    def _at(self, place: Place) -> object:
+        value: object = self._schema
+        for step in place:
+            value = cast(dict[str | int, object], value)[step]
+        return value
+
+    def _target(self, place: Place, reference: str) -> Place:
+        """Return the place that a `$ref` names. Errors: SchemaFaultError."""
+        document, fragment = _joined(self._base_of(place), reference)
+        where = (*place, "$ref")
+        start = self._resources.get(document)
+        if start is None:
+            raise SchemaFaultError(where, "the $ref leads out of the schema; other documents are not fetched")
+        if fragment and not fragment.startswith("/"):
+            named = self._anchors.get((document, unquote(fragment)))
+            if named is None:
+                raise SchemaFaultError(where, "the $ref names an $anchor that the schema does not have")
+            return named
+        steps, value = list(start), self._at(start)
+        for step in fragment.split("/")[1:]:
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            if isinstance(value, dict) and name in value:
+                steps.append(name)
+                value = cast(dict[str, object], value)[name]
+            elif isinstance(value, list) and name.isdecimal() and int(name[:9]) < len(cast(list[object], value)):
+                steps.append(int(name))
+                value = cast(list[object], value)[int(name)]
+            else:
+                raise SchemaFaultError(where, "the $ref names a place that the schema does not have")
+        return tuple(steps)
+
+    def _base_of(self, place: Place) -> str:
+        for length in range(len(place), -1, -1):
+            if (base := self._bases.get(place[:length])) is not None:
+                return base
+        return ""
+
+    def _dead_end(self, proof: "_Proof") -> SchemaFaultError:
+        """Return why there is no instance: follow what is missing from the top until it ends or repeats."""
+        place: Place = ()
+        trail: dict[Place, None] = {}
+        while place not in trail:
+            trail[place] = None
+            if (fault := self._nodes[place].fault) is not None:
+                return SchemaFaultError((*place, *fault[0]), fault[1])
+            place = proof.missing_need(place)
+        cycle = list(trail)[list(trail).index(place) :]
+        return SchemaFaultError((*next(one for one in reversed(cycle) if one in self._refs), "$ref"), _ENDLESS)
+
+
+class _Node:
+    """One place: its schema, the places within it, and a fault of its own that leaves it without instances."""
+
+    __slots__ = ("fault", "inner", "schema")
+
+    def __init__(self, schema: object) -> None:
+        self.schema = schema
+        self.inner: dict[Place, Place] = {}
+        self.fault: tuple[Place, str] | None = None
+
+
+class _Proof:
+    """A least fixed point: a place has an end if each of its needs has one place or more with an end."""
+
+    def __init__(self) -> None:
+        self._needs: dict[Place, list[list[Place]]] = {}
+        self._open: dict[Place, int] = {}
+        self._users: defaultdict[Place, list[tuple[Place, int]]] = defaultdict(list)
+        self._proved: set[Place] = set()
+
+    def add(self, place: Place, needs: list[list[Place]]) -> None:
+        """Add a place and its needs: of each list, one place or more must have an end."""
+        self._needs[place] = needs
+        self._open[place] = len(needs)
+        for number, need in enumerate(needs):
+            for one in need:
+                self._users[one].append((place, number))
+
+    def run(self) -> None:
+        """Find all places that have an end. Cost: linear in the needs."""
+        met: set[tuple[Place, int]] = set()
+        ready = deque(place for place, count in self._open.items() if not count)
+        while ready:
+            place = ready.popleft()
+            self._proved.add(place)
+            for user in self._users[place]:
+                if user not in met:
+                    met.add(user)
+                    self._open[user[0]] -= 1
+                    if not self._open[user[0]]:
+                        ready.append(user[0])
+
+    def has_end(self, place: Place) -> bool:
+        return place in self._proved
+
+    def missing_need(self, place: Place) -> Place:
+        """Return a place without an end that another one needs; places of single types are looked through."""
+        for need in self._needs[place]:
+            if not any(one in self._proved for one in need):
+                return self.missing_need(need[0]) if need[0][-1:] == (_TYPE_MARK,) else need[0]
+        raise AssertionError(place)
+
+
+_TYPE_MARK = "\0type"  # the last step of the place of one type of a schema; no keyword is named so
+
+
+def _add_needs(proof: _Proof, place: Place, node: _Node, target: Place | None) -> None:
+    if not isinstance(node.schema, dict):
+        if node.schema is False:
+            node.fault = ((), "the schema false has no values")
+        proof.add(place, [] if node.schema is True else [[]])
+        return
+    schema = cast(dict[str, object], node.schema)
+    needs: list[list[Place]] = []
+    if target is not None:
+        needs.append([target])
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        if keyword in schema:
+            inner = [(*place, keyword, number) for number in range(len(cast(list[object], schema[keyword])))]
+            if keyword == "allOf":
+                needs += [[one] for one in inner]
+            else:
+                needs.append(cast(list[Place], inner))
+                if not inner:
+                    node.fault = ((keyword,), "the list is empty, so there are no values")
+    node.fault = node.fault or _fault_of_values(schema)
+    if node.fault is None and "type" in schema:
+        node.fault = _add_types(proof, place, node, schema, needs)
+    proof.add(place, [*needs, []] if node.fault is not None else needs)
+
+
+def _fault_of_values(schema: Mapping[str, object]) -> tuple[Place, str] | None:
+    """Return why the values that a schema lists exclude each other."""
+    enum = schema.get("enum")
+    if not isinstance(enum, list):
+        return _fault_of_type("const", [schema["const"]], schema) if "const" in schema else None
+    values = cast(list[object], enum)
+    if not values:
+        return ("enum",), "the list is empty, so there are no values"
+    if "const" in schema and not any(_is_same(one, schema["const"]) for one in values):
+        return ("const",), "it is not one of the values of enum"
+    return _fault_of_type("enum", values, schema)
+
+
+def _fault_of_type(keyword: str, values: Sequence[object], schema: Mapping[str, object]) -> tuple[Place, str] | None:
+    if "type" not in schema or any(_type_of(one) & set(_types_of(schema)) for one in values):
+        return None
+    return (keyword,), "no value has the type of the schema"
+
+
+def _types_of(schema: Mapping[str, object]) -> list[str]:
+    types = schema["type"]
+    return [types] if isinstance(types, str) else cast(list[str], types)
+
+
+def _type_of(value: object) -> set[str]:
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"number", "integer"}
+        case float():
+            return {"number", "integer"} if value.is_integer() else {"number"}
+        case str():
+            return {"string"}
+        case list():
+            return {"array"}
+        case _:
+            return {"object"}
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _add_types(
+    proof: _Proof, place: Place, node: _Node, schema: Mapping[str, object], needs: list[list[Place]]
+) -> tuple[Place, str] | None:
+    """Add that one of the types of a schema has an instance. Return a fault if none of them can have one."""
+    alternatives: list[Place] = []
+    fault: tuple[Place, str] | None = None
+    for name in _types_of(schema):
+        type_needs: list[list[Place]] = []
+        match name:
+            case "object":
+                why = _object_needs(place, schema, node, type_needs)
+            case "array":
+                why = _array_needs(place, schema, node, type_needs)
+            case "string":
+                why = _limits(schema, "minLength", "maxLength")
+            case "number" | "integer":
+                why = _limits(schema, "minimum", "maximum")
+            case _:
+                why = None
+        if why is None:
+            mark = (*place, name, _TYPE_MARK)
+            proof.add(mark, type_needs)
+            alternatives.append(mark)
+        fault = fault or why
+    if alternatives:
+        needs.append(alternatives)
+        return None
+    return fault or (("type",), f"must be one or several of {', '.join(TYPES)}")
+
+
+def _limits(schema: Mapping[str, object], least: str, most: str) -> tuple[Place, str] | None:
+    low, high = schema.get(least), schema.get(most)
+    if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+        return (least,), f"it is larger than {most}, so there are no values"
+    return None
+
+
+def _object_needs(
+    place: Place, schema: Mapping[str, object], node: _Node, needs: list[list[Place]]
+) -> tuple[Place, str] | None:
+    """Add that each property that an object must have has an end."""
+    if (fault := _limits(schema, "minProperties", "maxProperties")) is not None:
+        return fault
+    required = _required_names(schema)
+    most = schema.get("maxProperties")
+    if isinstance(most, int) and len(required) > most:
+        return ("maxProperties",), f"{len(required)} properties are required, so there are no values"
+    for name in required:
+        inner = node.inner.get(("properties", name))
+        if inner is None and not schema.get("patternProperties"):
+            inner = node.inner.get(("additionalProperties",))
+        if inner is not None:
+            needs.append([inner])
+    return None
+
+
+def _required_names(schema: Mapping[str, object]) -> list[str]:
+    """Return the names that an object must have, those included that `dependentRequired` adds."""
+    names = dict.fromkeys(cast(list[str], schema.get("required", [])))
+    added = schema.get("dependentRequired")
+    if not isinstance(added, dict):
+        return list(names)
+    more = cast(dict[str, object], added)
+    waiting = deque(names)
+    while waiting:
+        listed = more.get(waiting.popleft())
+        for name in cast(list[object], listed) if isinstance(listed, list) else ():
+            if isinstance(name, str) and name not in names:
+                names[name] = None
+                waiting.append(name)
+    return list(names)
+
+
+def _array_needs(
+    place: Place, schema: Mapping[str, object], node: _Node, needs: list[list[Place]]
+) -> tuple[Place, str] | None:
+    """Add that each item that an array must have has an end."""
+    if (fault := _limits(schema, "minItems", "maxItems")) is not None:
+        return fault
+    least = schema.get("minItems", 0)
+    assert isinstance(least, int)
+    listed = "items" if isinstance(schema.get("items"), list) else "prefixItems"
+    first = cast(list[object], schema.get(listed, []))
+    needs += [[(*place, listed, number)] for number in range(min(least, len(first)))]
+    rest = node.inner.get(("additionalItems",) if listed == "items" else ("items",))
+    if least > len(first) and rest is not None:
+        needs.append([rest])
+    return None
+
+
+def _joined(base: str, reference: str) -> tuple[str, str]:
+    """Return the document and the fragment that a reference names, relative to a base."""
+    if reference.startswith("#"):
+        return base, reference[1:]
+    try:
+        document, fragment = urldefrag(urljoin(base, reference) if base else reference)
+    except ValueError:  # an address that cannot be read is the address of no document
+        return "\0", ""
+    return document, fragment
+
+
+def pointer(place: Place) -> str:
+    """Return a place as a `$ref` that leads to it from the top of the schema."""
+    return "#" + "".join("/" + quote(str(step).replace("~", "~0").replace("/", "~1"), safe="$") for step in place)
+
+
+def shown(path: str, place: Place) -> str:
+    """Return a place in a field as errors and headers show it, such as `guided_json.properties.a`.
+
+    The last step stays whole; of the others, the middle is left out beyond 200 letters.
+    """
+    steps = [path, *("".join(letter if letter.isprintable() else "?" for letter in str(step)) for step in place)]
+    whole = ".".join(steps)
+    if len(whole) <= _MAX_SHOWN:
+        return whole
+    end = f"....{steps[-1][-_MAX_NAME:]}"
+    return whole[: _MAX_SHOWN - len(end)] + end
