@@ -8,6 +8,7 @@ from tiercel.cli.console import warn
 from tiercel.cli.flags import flags_of, make_command
 from tiercel.cli.simulate_flags import SimulateFlags
 from tiercel.errors import ConfigError
+from tiercel.frame_body import plain_value
 from tiercel.option import options_of, read_options
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def simulate(given: dict[str, Any]) -> int:
     found = figures(replay)
     show(found, flags.most_rows)
     if flags.json is not None:
-        flags.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        flags.json.write_bytes(msgspec.json.format(msgspec.json.encode(found, enc_hook=plain_value)) + b"\n")
     if flags.plots is not None:
         for path in draw(replay, found, flags.plots):
             print(path)

@@ -39,7 +39,7 @@ def _parts(path: str, value: object) -> list[tuple[str, object]]:
         return [(f"{path}.__self__", value.__self__)]
     parts: list[tuple[str, object]] = []
     if isinstance(value, dict):
-        for key, held in value.items():
+        for key, held in list(value.items()):
             parts += [(f"{path}.key", key), (f"{path}[{key!r}]"[:200], held)]
     elif isinstance(value, list | tuple | set | frozenset | deque):
         parts += [(f"{path}[]", held) for held in value]

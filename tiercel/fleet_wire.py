@@ -10,14 +10,14 @@ The ids of sequences are those of the host's window for this connection: `Welcom
 import struct
 from array import array
 from collections.abc import Collection, Container
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tiercel.errors import WireError
-from tiercel.frame_body import BodyEncoder
+from tiercel.frame_body import encode_body
 from tiercel.ids import KeyHead, SeqId, TenantId
 from tiercel.limit_use import LimitUse
 from tiercel.outcome import Finished, Gauges
@@ -103,8 +103,6 @@ HostFrame = Welcome | Pong | Loading | Ready | Report | EngineNews | EngineDied 
 
 M = TypeVar("M", FrontFrame, HostFrame)
 
-_encoder = BodyEncoder(cast(type[FrontFrame | HostFrame], FrontFrame | HostFrame))
-
 
 class Framed(NamedTuple):
     """The body of one frame and its epoch."""
@@ -115,7 +113,7 @@ class Framed(NamedTuple):
 
 def frame_of(message: FrontFrame | HostFrame, epoch: int) -> bytes:
     """Return a message as a frame. Errors: as `tiercel.wire.encode_frame`."""
-    return frame_body(_encoder.encode(message), epoch)
+    return frame_body(encode_body(message), epoch)
 
 
 def frame_body(body: bytes, epoch: int) -> bytes:

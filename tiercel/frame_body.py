@@ -2,17 +2,15 @@
 
 Books count with numpy, devices answer with tensors and templates with strings of their own class. An expression such as
 `runs - (slots[0] == 5)` turns a plain integer into a numpy scalar for ever, and no type checker sees it. MessagePack
-knows none of these types, so `BodyEncoder` makes plain values of them here, and nowhere else.
+knows none of these types, so `encode_body` makes plain values of them here, and nowhere else.
 """
 
 import numbers
-from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from tiercel.errors import WireError
-
-M = TypeVar("M")
 
 # A number beyond 64 bits, nesting without end, and lone surrogates.
 _UNSENDABLE = (OverflowError, RecursionError, UnicodeEncodeError)
@@ -44,37 +42,31 @@ def plain_value(value: object) -> object:
     raise TypeError(f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be sent")
 
 
-class BodyEncoder(Generic[M]):
-    """Encodes the messages of one direction. A peer that decodes them by the same types can read every body."""
+def encode_body(message: Struct) -> bytes:
+    """Return a message as the body of a frame. A peer that decodes it by its type can read every body.
 
-    def __init__(self, union: type[M]) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-        self._foreign_encoder = msgspec.msgpack.Encoder(enc_hook=plain_value)
-        self._decoder = msgspec.msgpack.Decoder(union)
-
-    def encode(self, message: M) -> bytes:
-        """Return a message as the body of a frame.
-
-        Cost:   that of msgspec alone. Only a message that holds a value of a foreign type is encoded a second time, and
-                decoded once, so that a wrong field is found here and not by the peer.
-        Errors: WireError if a value cannot be sent, with the type or the field; also for text that is no Unicode (lone
-                surrogates).
-        """
-        try:
-            return self._encoder.encode(message)
-        except TypeError:
-            return self._encode_foreign(message)
-        except _UNSENDABLE as exc:
-            raise _unsendable(message, exc) from exc
-
-    def _encode_foreign(self, message: M) -> bytes:
-        try:
-            body = self._foreign_encoder.encode(message)
-            self._decoder.decode(body)
-        except (TypeError, msgspec.MsgspecError, *_UNSENDABLE) as exc:
-            raise _unsendable(message, exc) from exc
-        return body
+    Cost:   that of msgspec alone. Only a message that holds a value of a foreign type is encoded a second time, and
+            decoded once, so that a wrong field is found here and not by the peer.
+    Errors: WireError if a value cannot be sent, with the type or the field; also for text that is no Unicode (lone
+            surrogates).
+    """
+    try:
+        return _encoder.encode(message)
+    except TypeError:
+        pass
+    except _UNSENDABLE as exc:
+        raise _unsendable(message, exc) from exc
+    try:
+        body = _foreign_encoder.encode(message)
+        msgspec.msgpack.decode(body, type=type(message))
+    except (TypeError, msgspec.MsgspecError, *_UNSENDABLE) as exc:
+        raise _unsendable(message, exc) from exc
+    return body
 
 
-def _unsendable(message: object, error: Exception) -> WireError:
+def _unsendable(message: Struct, error: Exception) -> WireError:
     return WireError("wire.unsendable", f"{type(message).__name__} cannot be sent: {error}")
+
+
+_encoder = msgspec.msgpack.Encoder()
+_foreign_encoder = msgspec.msgpack.Encoder(enc_hook=plain_value)

@@ -11,6 +11,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from tiercel.frame_body import plain_value
+
 log = logging.getLogger(__name__)
 
 _MAX_BYTES = 1 << 20
@@ -62,7 +64,7 @@ class CacheFile(Generic[T]):
     def write(self, content: T) -> None:
         """Replace the file atomically; it is readable by its owner only, and its folder is made. Errors: OSError."""
         if self.path is not None:
-            _replace(self.path, msgspec.json.encode(content))
+            _replace(self.path, msgspec.json.encode(content, enc_hook=plain_value))
 
 
 def _read_own(path: Path) -> bytes:

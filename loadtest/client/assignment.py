@@ -7,11 +7,11 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from tiercel.frame_body import encode_body
 from tiercel.loadtest.load.conversation import Conversation
 from tiercel.loadtest.results.record import ClientRecord
 
 _LENGTH = struct.Struct("<Q")
-_encoder = msgspec.msgpack.Encoder()
 
 
 class Job(Struct, frozen=True):
@@ -99,7 +99,7 @@ M = TypeVar("M", ToWorker, FromWorker)
 
 def encode_frame(message: ToWorker | FromWorker) -> bytes:
     """Return the frame of a message: length and body."""
-    body = _encoder.encode(message)
+    body = encode_body(message)
     return _LENGTH.pack(len(body)) + body
 
 

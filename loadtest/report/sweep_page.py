@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from tiercel.errors import ConfigError
+from tiercel.frame_body import plain_value
 from tiercel.loadtest.report.chart import latency_chart, rate_chart
 from tiercel.loadtest.report.drawing import Chart, drawing_style, finish
 from tiercel.loadtest.report.page import Table, write_page
@@ -50,7 +51,7 @@ def write_sweep(sweep: Sweep, facts: RunResult, folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(sweep), indent=2))
+        (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(sweep, enc_hook=plain_value), indent=2))
     except OSError as exc:
         raise ConfigError("bench.report", f"{folder}: {exc.strerror}") from exc
     charts = list(_charts(sweep, facts))

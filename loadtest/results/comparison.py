@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from tiercel.frame_body import plain_value
 from tiercel.loadtest.results.bootstrap import (
     ConfidenceInterval,
     Floats,
@@ -98,7 +99,9 @@ def compare(first: RunResult, second: RunResult, *, seed: int = 0, rounds: int =
 
 def encode_comparison(differences: Sequence[Difference], unlike: dict[str, tuple[str, str]]) -> bytes:
     """Return the comparison as JSON text."""
-    return msgspec.json.format(msgspec.json.encode({"differing": unlike, "figures": differences}), indent=2)
+    return msgspec.json.format(
+        msgspec.json.encode({"differing": unlike, "figures": differences}, enc_hook=plain_value), indent=2
+    )
 
 
 def differing_settings(first: RunResult, second: RunResult) -> dict[str, tuple[str, str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tiercel.errors import ConfigError
+from tiercel.frame_body import plain_value
 from tiercel.loadtest.results.latency import gaps_s
 from tiercel.loadtest.results.record import RunResult
 
@@ -23,12 +24,12 @@ def is_reserved(key: str) -> bool:
 
 def encode_result(result: RunResult) -> bytes:
     """Return a result as JSON text in one line."""
-    plain: dict[str, object] = msgspec.to_builtins(result)
+    plain: dict[str, object] = msgspec.to_builtins(result, enc_hook=plain_value)
     figures, metadata = plain.pop("figures"), plain.pop("metadata")
     assert isinstance(figures, dict)
     assert isinstance(metadata, dict)
     detailed = _details(result) if result.requests else {}
-    return msgspec.json.encode({**metadata, **plain, **figures, **detailed})
+    return msgspec.json.encode({**metadata, **plain, **figures, **detailed}, enc_hook=plain_value)
 
 
 def decode_result(text: bytes) -> RunResult:

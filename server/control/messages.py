@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from tiercel.errors import TiercelError
+from tiercel.frame_body import encode_body
 
 VERSION = 1
 """To be raised when a message changes its meaning: daemons of different versions may meet in a takeover."""
@@ -74,7 +75,7 @@ M = TypeVar("M")
 
 def encode(message: Message) -> bytes:
     """Return a message as the bytes of one packet."""
-    return msgspec.msgpack.encode(message)
+    return encode_body(message)
 
 
 def decode(packet: bytes, kind: type[M]) -> M:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from tiercel.errors import AdmissionError
+from tiercel.errors import AdmissionError, WireError
 from tiercel.ids import TenantId
 from tiercel.server.grammar.constraint import Constraint
 from tiercel.server.grammar.frames import (
@@ -120,7 +120,7 @@ class GrammarChecker:
     async def _check(self, key: bytes, job: GrammarJob, vocab_size: int) -> GrammarVerdict:
         try:
             frame = encode_frame(job)
-        except UnicodeEncodeError:
+        except WireError:
             return GrammarRefused("it is no Unicode text")
         answer = await self._in_thread(self._opened(vocab_size), frame)
         match answer:

@@ -3,6 +3,7 @@
 import msgspec
 from msgspec import Struct
 
+from tiercel.frame_body import encode_body
 from tiercel.server.grammar.constraint import GrammarFormat
 
 
@@ -48,7 +49,6 @@ class GrammarRefused(Struct, frozen=True, tag="refused"):
 
 GrammarVerdict = GrammarAccepted | GrammarRefused
 
-_encoder = msgspec.msgpack.Encoder()
 source_decoder = msgspec.msgpack.Decoder(GrammarSource)
 read_decoder = msgspec.msgpack.Decoder(TokenizerRead)
 job_decoder = msgspec.msgpack.Decoder(GrammarJob)
@@ -56,5 +56,5 @@ verdict_decoder = msgspec.msgpack.Decoder(GrammarVerdict)
 
 
 def encode_frame(frame: GrammarSource | TokenizerRead | GrammarJob | GrammarVerdict) -> bytes:
-    """Return the body of a frame. Errors: UnicodeEncodeError for text that is no Unicode (lone surrogates)."""
-    return _encoder.encode(frame)
+    """Return the body of a frame. Errors: WireError for text that is no Unicode (lone surrogates)."""
+    return encode_body(frame)

@@ -3,6 +3,8 @@
 import msgspec
 from msgspec import Struct
 
+from tiercel.frame_body import encode_body
+
 
 class ChatMessage(Struct, frozen=True):
     """One message as a template gets it.
@@ -60,7 +62,6 @@ class TemplateFailure(Struct, frozen=True, tag="failure"):
     code: str
 
 
-_encoder = msgspec.msgpack.Encoder()
 source_decoder = msgspec.msgpack.Decoder(TemplateSource)
 job_decoder = msgspec.msgpack.Decoder(RenderJob)
 opened_decoder = msgspec.msgpack.Decoder(Compiled | TemplateFailure)
@@ -68,5 +69,5 @@ rendering_decoder = msgspec.msgpack.Decoder(Rendered | TemplateFailure)
 
 
 def encode_frame(frame: TemplateSource | RenderJob | Compiled | Rendered | TemplateFailure) -> bytes:
-    """Return the body of a frame. Errors: UnicodeEncodeError for text that is no Unicode (lone surrogates)."""
-    return _encoder.encode(frame)
+    """Return the body of a frame. Errors: WireError for text that is no Unicode (lone surrogates)."""
+    return encode_body(frame)

@@ -6,7 +6,7 @@ in a process of its own, so that only the request whose messages it renders is l
 
 from collections.abc import Mapping
 
-from tiercel.errors import AdmissionError, ConfigError
+from tiercel.errors import AdmissionError, ConfigError, WireError
 from tiercel.process_limits import blame
 from tiercel.server.text.template_frames import (
     Compiled,
@@ -73,7 +73,7 @@ class TemplatePool:
         """
         try:
             frame = encode_frame(job)
-        except UnicodeEncodeError as exc:
+        except WireError as exc:
             raise AdmissionError(400, "The messages are no Unicode text.", param="messages") from exc
         answer = self._workers.ask(frame)
         if isinstance(answer, Loss):

@@ -2,7 +2,7 @@
 
 import datetime
 
-from tiercel.errors import AdmissionError, ConfigError
+from tiercel.errors import AdmissionError, ConfigError, WireError
 from tiercel.server.text.template_frames import (
     Compiled,
     Rendered,
@@ -43,7 +43,7 @@ def _render(renderer: TemplateRenderer, job: RenderJob) -> Rendered | TemplateFa
 def _encoded(answer: Rendered | TemplateFailure) -> bytes:
     try:
         return encode_frame(answer)
-    except UnicodeEncodeError:
+    except WireError:
         return encode_frame(TemplateFailure("The chat template writes text that is no Unicode.", "invalid_value"))
 
 

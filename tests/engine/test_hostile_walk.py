@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client
+from tests.foreign import foreign_numbers
 from tests.seeds import fresh_seeds
 from tiercel.clock import ManualClock
 from tiercel.device.sim import SimMachine, expected_outputs
@@ -286,6 +287,7 @@ class Walk:
                 assert output == (expected[: len(output)] if finished.reason is FinishReason.ABORT else expected)
         assert self.refusals >= 0
         assert self.cache.blocks_used == 0
+        assert not foreign_numbers((self.cache, self.book, self.mover))
         for tier, pool in self.cache.tiers.pools():
             left = (
                 pool.num_owned,

@@ -9,6 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.crossing import crossed
+from tests.foreign import foreign_numbers
 from tiercel.clock import ManualClock
 from tiercel.device.sim import SimMachine, expected_outputs
 from tiercel.engine.loop import EngineLoop
@@ -39,6 +41,7 @@ class Client:
     reports: list[Report] = field(default_factory=list)
 
     def post(self, message: Report) -> None:
+        message = crossed(message)
         self.reports.append(message)
         seqs = memoryview(message.seqs).cast("Q")
         for seq, token in zip(seqs, memoryview(message.tokens).cast("I"), strict=True):
@@ -102,6 +105,7 @@ class Bench:
                 assert output == self.expected(seq)[: len(output)]
             assert finished.num_outputs == len(output)
         assert self.cache.blocks_used == 0
+        assert not foreign_numbers((self.cache, self.book))
         assert self.client.reports[-1].gauges is not None
         assert self.client.reports[-1].gauges.blocks_used == 0
         assert self.client.reports[-1].gauges.num_running == self.client.reports[-1].gauges.num_waiting == 0

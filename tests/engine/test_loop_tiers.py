@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client, random_prompt
+from tests.foreign import foreign_numbers
 from tiercel.clock import ManualClock
 from tiercel.device.sim import SimMachine, StepTime, expected_outputs, plain_step_s
 from tiercel.device.sim_mover import SimMover, SimRates
@@ -132,6 +133,7 @@ class TierBench:
             else:
                 assert output == expected[: len(output)]
         assert self.cache.blocks_used == 0
+        assert not foreign_numbers((self.cache, self.book, self.mover))
         for _, pool in self.cache.tiers.pools():
             assert pool.num_owned == 0
 

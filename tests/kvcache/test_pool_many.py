@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.foreign import foreign_numbers
 from tests.kvcache.snapshots import snapshot_of_pool
 from tests.seeds import fresh_seeds
 from tiercel.errors import InvariantError
@@ -85,6 +86,7 @@ class Pair:
     def check(self) -> None:
         self.one.check_integrity()
         self.many.check_integrity()
+        assert not foreign_numbers(self.many)
         assert snapshot_of_pool(self.many) == snapshot_of_pool(self.one)
         assert self.many.evictions == self.one.evictions
         assert self.many.versions.stamps.tolist() == self.one.versions.stamps.tolist()

@@ -58,7 +58,7 @@ def _scalars(path: Path, info: Any) -> Iterator[Scalar]:  # Any: the classes of 
                 yield from _scalars((*path, number), item)
         case inspect.LiteralType():
             yield Scalar(path, type(info.values[0]))
-        case inspect.EnumType() | inspect.NoneType() | inspect.AnyType() | inspect.RawType():
+        case inspect.EnumType() | inspect.NoneType() | inspect.AnyType() | inspect.CustomType():
             pass
         case _:
             yield Scalar(path, type(_PLAIN[type(info)]))
@@ -108,7 +108,7 @@ def _make(info: Any, at: Path | None, value: object) -> Any:
             return info.values[0]
         case inspect.EnumType():
             return next(iter(info.cls))
-        case inspect.NoneType() | inspect.AnyType():
+        case inspect.NoneType() | inspect.AnyType() | inspect.CustomType():
             return None
         case _:
             return _PLAIN[type(info)]
