@@ -139,6 +139,13 @@ def test_every_metric_that_a_page_names_exists() -> None:
             assert {name, base} & (families | _NOT_EXPORTED), f"{page}: {name}"
 
 
+def test_every_number_of_faults_is_that_of_the_scorecard() -> None:
+    rows = len(re.findall(r"^\| \d+ \|", page_text("docs/faults.md"), flags=re.MULTILINE))
+    told = {(page, count) for page in PAGES for count in re.findall(r"\b(\d+) faults\b", page_text(page))}
+    assert told
+    assert {int(count) for _, count in told} == {rows}, told
+
+
 def test_every_file_of_the_code_that_a_page_names_exists() -> None:
     rooms = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")))
     pattern = re.compile(rf"`((?:{rooms})/[\w./-]+\.(?:py|md|toml|yaml|sh|h|cpp|json))(?=[`:])")
