@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.crossing import crossed
+from tests.foreign import foreign_numbers
 from tiercel.clock import MonotonicClock
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.step.flight import StepRunner
@@ -31,6 +33,7 @@ class Inbox:
     def post(self, message: FromEngine) -> None:
         if not isinstance(message, Report):
             return
+        message = crossed(message)
         seqs = memoryview(message.seqs).cast("Q")
         for seq, token in zip(seqs, memoryview(message.tokens).cast("I"), strict=True):
             self.tokens.setdefault(seq, []).append(token)
@@ -95,6 +98,8 @@ class EngineBench:
         """Step until no copy between tiers is in progress or due."""
         self._turn_while(lambda: self.engine.cache.background.is_busy)
         assert self.gauges.blocks_used == 0
+        crossed(Report(gauges=self.gauges))
+        assert not foreign_numbers((self.engine.cache, self.engine.loop.book))
 
     def _turn_while(self, is_wanted: Callable[[], bool]) -> None:
         idle_turns = 0

@@ -181,8 +181,11 @@ def make_checkpoint(
     std: float | None = None,
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "50GB",
+    max_length: int = MAX_LENGTH,
 ) -> PreTrainedModel:
     """Write a tiny random checkpoint into `folder` and return the model.
+
+    `max_length`: tokens that the model may read; GPT-2, which learns its positions, keeps MAX_LENGTH.
 
     `std` is the deviation of the weights: wide by default (0.1; Gemma 3 multiplies too much for that: 0.02), so that
     attention is far from uniform and a wrong key shows in the logits. Biases are drawn too.
@@ -193,6 +196,8 @@ def make_checkpoint(
         torch.manual_seed(seed)
         wide = std if std is not None else 0.02 if family == "gemma3" else 0.1
         model = _BUILDERS[family](wide).to(dtype).eval()
+        if family != "gpt2":
+            model.config.max_position_embeddings = max_length
         with torch.no_grad():
             for name, tensor in model.named_parameters():
                 if name.endswith("bias"):

@@ -20,9 +20,6 @@ from tiercel.tier import Route, Tier
 
 __all__ = ["exact", "reference"]  # fixtures
 
-SMALL = 40  # blocks of a device pool that is too small for 17 sequences
-SIZE = 4 << 20  # bytes of DDR and of SSD: small, because the books are checked slot by slot after every step
-
 
 def route_bytes(one: EngineBench, route: Route) -> int:
     return next(gauges.bytes for gauges in one.gauges.routes if gauges.route is route)
@@ -41,8 +38,10 @@ def arena_fd() -> Iterator[int]:
 
 @pytest.mark.parametrize("mode", ["swap", "auto", "recompute"])
 def test_preempted_and_brought_back(reference: Reference, exact: Compare, mode: str) -> None:
+    scale = reference.scale
     small = bench(
-        reference, num_gpu_blocks_override=SMALL, cpu_device_pool=True, kv_host_bytes=SIZE, preemption_mode=mode,
+        reference, num_gpu_blocks_override=scale.small, cpu_device_pool=True, kv_host_bytes=scale.tier_bytes,
+        preemption_mode=mode,
         calibration_s=0.1,  # with predicted steps, plans wait for restores
     )  # fmt: skip
     for _ in range(2):
@@ -56,9 +55,11 @@ def test_preempted_and_brought_back(reference: Reference, exact: Compare, mode: 
 
 
 def test_prefixes_that_come_back_from_ddr(reference: Reference, exact: Compare) -> None:
+    scale = reference.scale
     small = bench(
-        reference, num_gpu_blocks_override=SMALL, cpu_device_pool=True, kv_host_bytes=SIZE, preemption_mode="swap"
-    )
+        reference, num_gpu_blocks_override=scale.small, cpu_device_pool=True, kv_host_bytes=scale.tier_bytes,
+        preemption_mode="swap",
+    )  # fmt: skip
     for _ in range(2):
         exact([small.greedy([prompt], OUTPUTS)[0] for prompt in reference.prompts])
     assert hit_tokens(small, Tier.DDR) > 0
@@ -69,9 +70,10 @@ def test_prefixes_that_come_back_from_ddr(reference: Reference, exact: Compare) 
 def test_prefixes_that_come_back_from_the_disk_after_a_restart(
     reference: Reference, exact: Compare, tmp_path: Path, apart: bool
 ) -> None:
+    scale = reference.scale
     settings = {
-        "kv_disk_paths": (str(tmp_path / "kv"),), "kv_disk_bytes": SIZE, "preemption_mode": "swap",
-        "cpu_device_pool": apart, "kv_host_bytes": SIZE, "num_gpu_blocks_override": 200,
+        "kv_disk_paths": (str(tmp_path / "kv"),), "kv_disk_bytes": scale.tier_bytes, "preemption_mode": "swap",
+        "cpu_device_pool": apart, "kv_host_bytes": scale.tier_bytes, "num_gpu_blocks_override": scale.large,
     }  # fmt: skip
     first = bench(reference, **settings)
     exact(first.greedy(reference.prompts, OUTPUTS))
@@ -91,8 +93,8 @@ def test_a_new_engine_finds_the_blocks_in_shared_memory(
     settings = {
         "preemption_mode": "swap",
         "cpu_device_pool": apart,
-        "kv_host_bytes": SIZE,
-        "num_gpu_blocks_override": 200,
+        "kv_host_bytes": reference.scale.tier_bytes,
+        "num_gpu_blocks_override": reference.scale.large,
     }
     first = bench(reference, arena_fd=arena_fd, **settings)
     exact(first.greedy(reference.prompts, OUTPUTS))
