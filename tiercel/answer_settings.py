@@ -64,6 +64,12 @@ class AnswerSettings(ControlSettings, frozen=True, kw_only=True):
             is_live=True,
         ),
     ] = 20
+    return_tokens_as_token_ids: Annotated[
+        bool,
+        Option(
+            ANSWERS, "Write tokens in log-probabilities as token_id:N for every request.", is_rare=True, is_live=True
+        ),
+    ] = False  # a request may ask for it with the field of this name
     prompt_lookup_num_tokens: Annotated[
         int,
         Option(

@@ -124,7 +124,7 @@ class GenerationPipeline:
             with_tokens=bool(fields.return_token_ids),
             with_prompt_logprobs=fields.prompt_logprobs is not None,
             read_fingerprint=lambda: status.ready.fingerprint or None if status.ready is not None else None,
-            names_token_ids=bool(fields.return_tokens_as_token_ids),
+            names_token_ids=bool(fields.return_tokens_as_token_ids) or settings.return_tokens_as_token_ids,
         )
 
     async def answer(

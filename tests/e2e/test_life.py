@@ -106,7 +106,7 @@ def test_the_server_answers_while_the_model_loads(tmp_path: Path) -> None:
         (("--kv-cache-memory-bytes", "900T"), "--kv-cache-memory-bytes"),
         (("--host", "0.0.0.0"), "0.0.0.0"),
         pytest.param(("--device", "cuda"), "cuda", marks=pytest.mark.slow),
-        (("--quantization", "awq"), "--quantization"),
+        (("--quantization", "aqw"), "--quantization"),
     ],
 )
 def test_a_failed_start_gives_its_reason_in_one_line(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:

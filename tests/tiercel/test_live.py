@@ -19,6 +19,7 @@ def test_only_settings_that_act_on_a_running_server_are_live() -> None:
         *("stored_responses", "stored_response_tenant_bytes", "stored_response_bytes", "stored_response_lifetime"),
         *(
             "max_logprobs",
+            "return_tokens_as_token_ids",
             "prompt_lookup_num_tokens",
             "stream_interval",
             "enable_force_include_usage",

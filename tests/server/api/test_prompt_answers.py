@@ -233,6 +233,14 @@ def test_tokens_of_log_probabilities_are_written_as_ids(model_folder: Path) -> N
     with_server(server_settings(model_folder), test, Script(reply=(50,)))
 
 
+def test_the_operator_has_all_tokens_of_log_probabilities_written_as_ids(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        body = text_body([9], logprobs=1, max_tokens=1)
+        assert (await answer_of(server, TEXT, body))["choices"][0]["logprobs"]["tokens"] == ["token_id:50"]
+
+    with_server(server_settings(model_folder), test, Script(reply=(50,)), return_tokens_as_token_ids=True)
+
+
 def test_minus_one_asks_for_the_whole_vocabulary(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         await answer_of(server, TEXT, text_body([9], logprobs=-1, prompt_logprobs=-1, max_tokens=1))

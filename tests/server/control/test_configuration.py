@@ -192,7 +192,7 @@ def test_the_new_limits_act(folder: Path, tmp_path: Path) -> None:
         ),
         ({"max-num-seq": 5}, 400, "invalid_config", "there is no setting max-num-seq; did you mean max-num-seqs?"),
         ({"nonsense": None}, 400, "invalid_config", "there is no setting nonsense"),
-        ({"quantization": "awq"}, 400, "invalid_config", "quantization = awq: expected one of auto, int8, int4"),
+        ({"quantization": "aqw"}, 400, "invalid_config", "quantization = aqw: expected one of auto, int8, int4"),
         ({"scheduling-policy": "lifo"}, 400, "invalid_config", "expected one of fair, priority, fcfs"),
         ({"log-level": "debug", "tbt-goal": "soon"}, 400, "invalid_config", "tbt-goal = soon: expected a number"),
         ({"max-num-seqs": True}, 400, "invalid_config", "max-num-seqs = True: expected a whole number"),
