@@ -19,6 +19,18 @@ from tests.pages.written import PAGES, ROOT, Command, blocks, commands
 
 BIN = Path(sys.executable).parent
 EMBEDDED = ROOT / "embedded" / "model"
+LLAMA_8B = {  # Llama 3.1 8B as `tiercel plan` reads it
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "dtype": "bfloat16",
+}
 LIMIT_S = 60  # of a command on a quiet machine; a busy one gets twice as much
 
 # Commands that are not run here, by the reason. A pattern matches at the beginning of a command.
@@ -111,13 +123,19 @@ class Reader:
             return Reader(folder, sock.getsockname()[1], own | extra)
 
     def spelled(self, text: str) -> str:
-        """Return a command with the reader's port, and with the embedded model where the page names another one."""
+        """Return a command with the reader's port, and with the embedded model where the page names another one.
+
+        A load test has short prompts and answers, so that it also ends in time on a busy machine.
+        """
         text = re.sub(r"(\.venv/bin/|\$PWD/)(?=tiercel)", "", text)
         text = re.sub(r"(127\.0\.0\.1|localhost):8000", f"127.0.0.1:{self.port}", text)
-        text = re.sub(r"(/models/[\w.-]+|\./my-model|\bMODEL\b)", str(EMBEDDED), text)
+        model = self.folder / "llama-8b" if text.startswith("tiercel plan") else EMBEDDED
+        text = re.sub(r"(/models/[\w.-]+|\./my-model|\bMODEL\b)", str(model), text)
         if re.match(r"tiercel (chat|bench serve --tenants)", text):
             flag = "--url" if "chat" in text else "--base-url"
             text += f" {flag} http://127.0.0.1:{self.port}"
+        if text.startswith("tiercel bench serve --base-url"):
+            text += " --input-len 32 --output-len 4"
         return text
 
     def run(self, text: str) -> str:
@@ -184,11 +202,15 @@ def write_examples(folder: Path) -> None:
     (folder / "requests.jsonl").write_text(line)
     (folder / "hist.json").write_text(_example("docs/plan.md", "json", '{"buckets"'))
     (folder / "work.yaml").write_text(_example("docs/simulate.md", "yaml", "tenants:"))
+    (folder / "llama-8b").mkdir()
+    (folder / "llama-8b" / "config.json").write_text(json.dumps(LLAMA_8B))
     card = {"memory_bytes": "24GiB", "flops_per_s": 1e14, "memory_bytes_per_s": 1e12, "link_bytes_per_s": 2e10}
     (folder / "card.json").write_text(json.dumps(card))
     mix = _example("docs/loadtest.md", "yaml", "duration_s: 120")
     mix = re.sub(r"duration_s: 120 +#", "duration_s: 5 #", mix).replace("num_prompts: 400", "num_prompts: 10")
-    (folder / "mix.yaml").write_text(mix.replace("input_len: 2048", "input_len: 512"))
+    mix = mix.replace("max_concurrency: 16", "num_prompts: 4\n    max_concurrency: 2")
+    mix = re.sub(r"input_len: \d+, output_len: \d+", "input_len: 32, output_len: 4", mix)
+    (folder / "mix.yaml").write_text(mix)
 
 
 @pytest.fixture(scope="module")
