@@ -1,26 +1,39 @@
 """Requests that wait until their grammars are compiled. Imports no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from tiercel.grammar import GRAMMAR_FAILED
-from tiercel.ids import SeqId
+from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import GrammarGauges
 from tiercel.request import Request
+
+
+class GrammarKey(NamedTuple):
+    """A grammar of a tenant. Requests of other tenants and scopes have their own, also of an equal text."""
+
+    tenant: TenantId
+    scope: bytes
+    text: str
+
+    @staticmethod
+    def of(request: Request) -> "GrammarKey":
+        """Return the key of a request's grammar."""
+        return GrammarKey(request.tenant, request.scope, request.params.grammar)
 
 
 class CompileEnd(NamedTuple):
     """The end of a compilation."""
 
-    text: str
+    key: GrammarKey
     error: str  # "" if the grammar can be used
 
 
 class Grammars(Protocol):
     """Compiles grammars beside the loop, and keeps those of unfinished sequences."""
 
-    def want(self, seq: SeqId, text: str) -> bool:
-        """Keep a grammar for a sequence. Return False if it is being compiled; `poll` tells when that has ended."""
+    def want(self, request: Request) -> bool:
+        """Keep the grammar of a request. Return False if it is being compiled; `poll` tells when that has ended."""
         ...
 
     def drop(self, seq: SeqId) -> None:
@@ -29,6 +42,10 @@ class Grammars(Protocol):
 
     def poll(self) -> list[CompileEnd]:
         """Return the compilations that have ended since the last call."""
+        ...
+
+    def set_weights(self, weights: Mapping[TenantId, float]) -> None:
+        """Share compilations and memory by these weights of tenants; others have the weight 1."""
         ...
 
     def gauges(self) -> GrammarGauges: ...
@@ -41,9 +58,9 @@ class NoGrammars:
         self._why = why
         self._ended: list[CompileEnd] = []
 
-    def want(self, seq: SeqId, text: str) -> bool:
+    def want(self, request: Request) -> bool:
         """Fail the compilation at the next poll."""
-        self._ended.append(CompileEnd(text, self._why))
+        self._ended.append(CompileEnd(GrammarKey.of(request), self._why))
         return False
 
     def drop(self, seq: SeqId) -> None:
@@ -53,6 +70,9 @@ class NoGrammars:
         """Return the compilations asked for since the last call."""
         ended, self._ended = self._ended, []
         return ended
+
+    def set_weights(self, weights: Mapping[TenantId, float]) -> None:
+        """Do nothing."""
 
     def gauges(self) -> GrammarGauges:
         """Return zeros."""
@@ -77,8 +97,7 @@ class GrammarQueue:
 
     def hold(self, request: Request) -> bool:
         """Hold a request back if its grammar is not compiled. Return False if it can be taken in now."""
-        text = request.params.grammar
-        if not text or self._grammars.want(request.id, text):
+        if not request.params.grammar or self._grammars.want(request):
             return False
         self._held[request.id] = request
         return True
@@ -89,6 +108,6 @@ class GrammarQueue:
 
     def take(self) -> Iterator[tuple[Request, str | None]]:
         """Release the requests whose grammars are compiled, each with the error of the compilation, if any."""
-        for text, error in self._grammars.poll():
-            for request in [held for held in self._held.values() if held.params.grammar == text]:
+        for key, error in self._grammars.poll():
+            for request in [held for held in self._held.values() if GrammarKey.of(held) == key]:
                 yield self._held.pop(request.id), f"{GRAMMAR_FAILED}: {error}" if error else None

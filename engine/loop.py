@@ -245,6 +245,7 @@ class EngineLoop:
         self._cache.check_integrity()
 
     def _set_tenants(self, tenants: Tenants) -> None:
+        self._grammars.set_weights({share.name: share.weight for share in tenants.tenants})
         self._reload.start(tenants, self._clock.now_s())
 
     def _set_settings(self, version: int, settings: EngineSettings) -> None:

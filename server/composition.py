@@ -130,7 +130,7 @@ def build_context(
             lambda: configuration.server.max_answer_bytes, lambda: metrics.on_rejected("answer_memory")
         ),
         batches=batches,
-        grammars=GrammarChecker(folder / "tokenizer.json"),
+        grammars=GrammarChecker(folder / "tokenizer.json", weight_of=lambda name: _weight_of(tenants, name)),
         pooling=read_pooling(Path(settings.model), settings.pooling),
         answer_style=AnswerStyle.of(settings.tool_call_parser, settings.reasoning_parser, codec.chat_template),
         responses=responses,
@@ -170,6 +170,12 @@ class _Conditions:
 
     def tenant(self, name: TenantId) -> Tenant | None:
         return self.tenants.table.by_name.get(name)
+
+
+def _weight_of(tenants: TenantDirectory, name: TenantId) -> float:
+    """Return the weight of a tenant; a tenant that was removed since has the weight 1."""
+    tenant = tenants.table.by_name.get(name)
+    return 1.0 if tenant is None else tenant.share.weight
 
 
 def _store_limits(settings: ServerSettings) -> StoreLimits:

@@ -32,7 +32,7 @@ from tiercel.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome, TokenLogprobs
 from tiercel.plan import StepPlan
-from tiercel.request import SamplingParams
+from tiercel.request import Request, SamplingParams
 
 _NO_TOKEN = 0  # of a slice that was not computed because its sequence had ended; the book discards it
 
@@ -48,10 +48,10 @@ class FreshRow:
     grammar: Grammar | None
 
 
-class GrammarsByText(Protocol):
-    """The compiled grammars of the unfinished sequences, by text."""
+class CompiledGrammars(Protocol):
+    """The compiled grammars of the unfinished sequences."""
 
-    def get(self, text: str, /) -> Grammar | None: ...
+    def get(self, request: Request, /) -> Grammar | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Runner:
         clock: Clock | None = None,
         staging: Staging | None = None,
         graphs: DecodeGraphs | None = None,
-        grammars: GrammarsByText | None = None,
+        grammars: CompiledGrammars | None = None,
         holds: bool | None = None,
         mixed: MixedGraphs | None = None,
         overlap: Overlap | None = None,
@@ -239,7 +239,7 @@ class Runner:
         sequence = self._sequences[seq]
         said = sequence.tokens[sequence.num_prompt :].tobytes()
         params = sequence.request.params
-        grammar = self._grammars.get(params.grammar) if self._grammars is not None and params.grammar else None
+        grammar = self._grammars.get(sequence.request) if self._grammars is not None and params.grammar else None
         return FreshRow(self._rows.row_by_seq[seq], params, sequence.request.prompt, said, grammar)
 
     @torch.inference_mode()

@@ -203,7 +203,7 @@ class GenerationPipeline:
             plan = await self._planned(call, limits)
             if call.fields.bad_words:
                 plan = await self._with_bad_words(plan, call.fields.bad_words, limits)
-        plan = await self._with_grammar(plan, limits, tenant, record)
+        plan = await self._with_grammar(plan, limits, tenant, call.fields.cache_salt, record)
         cap = self._context.defaults.max_new_tokens
         echoes = [] if plan.echo is None else await self._echoed(plan.echo, prompts, plan)
         return _PreparedCall(plan, prompts, echoes, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
@@ -215,7 +215,7 @@ class GenerationPipeline:
         return call.plan(limits)
 
     async def _with_grammar(
-        self, plan: SamplingPlan, limits: ModelLimits, tenant: Tenant, record: RequestRecord
+        self, plan: SamplingPlan, limits: ModelLimits, tenant: Tenant, cache_salt: str | None, record: RequestRecord
     ) -> SamplingPlan:
         """Return the plan with the checked grammar of its constraint. Errors: AdmissionError (400)."""
         constraint = plan.constraint
@@ -228,7 +228,8 @@ class GenerationPipeline:
                 code="unsupported_parameter",
                 param=constraint.field.partition(".")[0],
             )
-        grammar = await self._context.grammars.checked_grammar(constraint, limits.vocab_size, tenant.name)
+        scope = narrowed(tenant.scope, cache_salt)
+        grammar = await self._context.grammars.checked_grammar(constraint, limits.vocab_size, tenant.name, scope)
         record.ignored_fields += grammar.ignored
         return replace(plan, params=replace(plan.params, grammar=grammar.text))
 

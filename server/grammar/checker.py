@@ -1,8 +1,8 @@
-"""The check of grammars before any token is made: in worker processes, with the verdicts kept by content."""
+"""The check of grammars before any token is made: in worker processes, with the verdicts kept by tenant and content."""
 
 import asyncio
 import hashlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,12 +22,13 @@ from tiercel.server.grammar.frames import (
     verdict_decoder,
 )
 from tiercel.server.workers.pool import Loss, WorkerPool
+from tiercel.shared_cache import SharedCache
 from tiercel.tenant import DEFAULT_TENANT
 
 LIMIT_S = 2.0
 """Maximum time of one check."""
 CACHE_BYTES = 16 * 1024 * 1024
-"""Maximum size of the verdicts that are kept."""
+"""Maximum size of the verdicts that are kept, of all tenants."""
 
 _NUM_WORKERS = 2
 _ENTRY_BYTES = 512  # of a verdict besides its text: key, objects, place in the order
@@ -42,7 +43,7 @@ class CheckedGrammar(NamedTuple):
 
 
 class _Check(NamedTuple):
-    """A check in progress or in a tenant's queue."""
+    """A check in progress or in a tenant's queue. `key`: SHA-256 of the scope of the request and of its grammar."""
 
     tenant: TenantId
     key: bytes
@@ -51,11 +52,22 @@ class _Check(NamedTuple):
 class GrammarChecker:
     """Checks the grammars of requests. The first check starts a process. Used on the event loop."""
 
-    def __init__(self, tokenizer: Path, *, limit_s: float = LIMIT_S, cache_bytes: int = CACHE_BYTES) -> None:
-        """`tokenizer`: the tokenizer.json of the model. Nothing is started."""
+    def __init__(
+        self,
+        tokenizer: Path,
+        *,
+        limit_s: float = LIMIT_S,
+        cache_bytes: int = CACHE_BYTES,
+        weight_of: Callable[[TenantId], float] = lambda tenant: 1.0,
+    ) -> None:
+        """`tokenizer`: the tokenizer.json of the model. `weight_of`: of tenants, which share the cache by it.
+
+        Nothing is started.
+        """
         self._tokenizer = tokenizer
         self._limit_s = limit_s
-        self._verdicts = VerdictCache(cache_bytes)
+        self._verdicts = SharedCache[bytes, GrammarVerdict](cache_bytes, weight_of)
+        self._num_checks = 0
         self._running: dict[_Check, asyncio.Task[GrammarVerdict]] = {}
         self._waiting: Counter[_Check] = Counter()  # requests
         self._turns: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
@@ -73,19 +85,26 @@ class GrammarChecker:
         """Size of the verdicts that are kept."""
         return self._verdicts.held_bytes
 
+    @property
+    def num_checks(self) -> int:
+        """The number of checks that were given to a process."""
+        return self._num_checks
+
     async def checked_grammar(
-        self, constraint: Constraint, vocab_size: int, tenant: TenantId = DEFAULT_TENANT
+        self, constraint: Constraint, vocab_size: int, tenant: TenantId = DEFAULT_TENANT, scope: bytes = b""
     ) -> CheckedGrammar:
         """Return the llguidance grammar of a constraint (`SamplingParams.grammar`), once it has been checked.
 
-        Equal constraints of a tenant that arrive together are checked once. One check of each tenant is in progress at
-        a time, so that the slow grammars of one do not hold up the others.
+        A verdict is known to requests of the same tenant and scope only: to all others a grammar is new, however often
+        it was checked, so that the time of a request tells nothing about others. Equal constraints that arrive
+        together are checked once. One check of each tenant is in progress at a time, so that the slow grammars of one
+        do not hold up the others.
         Errors: AdmissionError: 400 if the engine could not apply it or the check takes too long, 503 at the end.
         """
-        key = hashlib.sha256(f"{constraint.format} {constraint.text}".encode("utf-8", "surrogatepass")).digest()
-        verdict = self._verdicts.get(key)
+        text = f"{constraint.format} {constraint.text}".encode("utf-8", "surrogatepass")
+        check = _Check(tenant, hashlib.sha256(hashlib.sha256(scope).digest() + text).digest())
+        verdict = self._verdicts.get(*check)
         if verdict is None:
-            check = _Check(tenant, key)
             task = self._running.get(check)
             if task is None:
                 job = GrammarJob(constraint.format, constraint.text)
@@ -112,16 +131,14 @@ class GrammarChecker:
     async def _check_in_turn(self, check: "_Check", job: GrammarJob, vocab_size: int) -> GrammarVerdict:
         turn = self._turns.setdefault(check.tenant, asyncio.Lock())
         async with turn:
-            verdict = self._verdicts.get(check.key)  # another tenant may have asked meanwhile
-            if verdict is not None:
-                return verdict
-            return await self._check(check.key, job, vocab_size)
+            return await self._check(check, job, vocab_size)
 
-    async def _check(self, key: bytes, job: GrammarJob, vocab_size: int) -> GrammarVerdict:
+    async def _check(self, check: "_Check", job: GrammarJob, vocab_size: int) -> GrammarVerdict:
         try:
             frame = encode_frame(job)
         except WireError:
             return GrammarRefused("it is no Unicode text")
+        self._num_checks += 1
         answer = await self._in_thread(self._opened(vocab_size), frame)
         match answer:
             case Loss.LATE:
@@ -130,7 +147,7 @@ class GrammarChecker:
                 return GrammarRefused("it could not be compiled: the process that tried it ended")
             case _:
                 verdict = verdict_decoder.decode(answer)
-        self._verdicts.put(key, verdict)
+        self._verdicts.put(*check, verdict, _size_bytes(verdict))
         return verdict
 
     async def _in_thread(self, pool: WorkerPool, frame: bytes) -> bytearray | Loss:
@@ -154,32 +171,6 @@ class GrammarChecker:
             self._pool.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class VerdictCache:
-    """Verdicts by the SHA-256 of their grammars. The least recently used ones are dropped beyond `limit_bytes`."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._verdicts: OrderedDict[bytes, GrammarVerdict] = OrderedDict()
-        self.held_bytes = 0
-
-    def get(self, key: bytes) -> GrammarVerdict | None:
-        """Return a verdict, which is now the most recently used one."""
-        verdict = self._verdicts.get(key)
-        if verdict is not None:
-            self._verdicts.move_to_end(key)
-        return verdict
-
-    def put(self, key: bytes, verdict: GrammarVerdict) -> None:
-        """Keep a verdict. One that is larger than the limit is not kept."""
-        if key in self._verdicts:
-            return
-        self._verdicts[key] = verdict
-        self.held_bytes += _size_bytes(verdict)
-        while self.held_bytes > self._limit_bytes:
-            _, dropped = self._verdicts.popitem(last=False)
-            self.held_bytes -= _size_bytes(dropped)
 
 
 def _size_bytes(verdict: GrammarVerdict) -> int:

@@ -2,13 +2,15 @@
 
 import json
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from tiercel.engine.grammar_queue import CompileEnd
 from tiercel.engine.sampling import Grammar, GrammarCompiler, open_compiler
-from tiercel.ids import SeqId
+from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import GrammarGauges
+from tiercel.request import Request
 
 LETTERS = "abcdefghij"
 END_TOKEN = 3  # the other ten ids are the letters, in order
@@ -61,9 +63,9 @@ class GrammarsAtOnce:
     def __init__(self) -> None:
         self.in_use: set[SeqId] = set()
 
-    def want(self, seq: SeqId, text: str) -> bool:
-        compiled(text)
-        self.in_use.add(seq)
+    def want(self, request: Request) -> bool:
+        compiled(request.params.grammar)
+        self.in_use.add(request.id)
         return True
 
     def drop(self, seq: SeqId) -> None:
@@ -72,8 +74,11 @@ class GrammarsAtOnce:
     def poll(self) -> list[CompileEnd]:
         return []
 
-    def get(self, text: str) -> Grammar | None:
-        return compiled(text)
+    def get(self, request: Request) -> Grammar | None:
+        return compiled(request.params.grammar)
+
+    def set_weights(self, weights: Mapping[TenantId, float]) -> None:
+        pass
 
     def gauges(self) -> GrammarGauges:
         return GrammarGauges()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -10,13 +11,14 @@ from tests.engine.small_grammars import small_compiler
 from tests.engine.test_loop import Bench
 from tiercel.clock import ManualClock
 from tiercel.device.sim import SimMachine
-from tiercel.engine.grammars import GrammarCache
+from tiercel.engine.grammar_queue import GrammarKey
+from tiercel.engine.grammars import CompileOrder, GrammarCache
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.sampling import Grammar, GrammarCompiler
 from tiercel.errors import ConfigError
 from tiercel.grammar import GRAMMAR_FAILED
 from tiercel.grammar_words import COMPILER_FAILED
-from tiercel.ids import SeqId
+from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FinishReason
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.planner import Planner
@@ -59,9 +61,10 @@ class GrammarBench(Bench):
     def wake(self) -> None:
         self.wakes += 1
 
-    def ask(self, grammar: str, seq: int) -> None:
+    def ask(self, grammar: str, seq: int, tenant: str = "default", scope: bytes = b"") -> None:
         params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, grammar=grammar)
-        request = Request(id=SeqId(seq), prompt=pack_tokens([seq, 2]), params=params, arrival_s=self.clock.now_s())
+        request = Request(id=SeqId(seq), prompt=pack_tokens([seq, 2]), params=params, arrival_s=self.clock.now_s(),
+                          tenant=TenantId(tenant), scope=scope)  # fmt: skip
         self.requests[seq] = request
         self.loop.take([Submit(request)])
 
@@ -239,14 +242,101 @@ def test_grammars_in_use_stay_and_the_least_recently_used_of_the_others_are_drop
     while bench.wakes < 6:
         time.sleep(0.001)
     bench.loop.step()
-    assert all(bench.grammars.get(text) for text in texts)
+    assert all(bench.grammars.get(bench.requests[seq]) for seq in range(1, 7))
     bench.run_until_ended(6)
-    kept = [text for text in texts if bench.grammars.get(text)]
-    assert len(kept) == 2
-    bench.ask(kept[0], 7)  # now the more recent one
+    bench.ask(texts[5], 7)  # kept, and now the more recent one
     bench.run_until_ended(7)
-    bench.ask(next(text for text in texts if text not in kept), 8)
+    bench.ask(texts[0], 8)
     bench.run_until_ended(8)
-    assert bench.grammars.get(kept[0]) and not bench.grammars.get(kept[1])
+    for seq, hits in ((9, 2), (10, 2)):  # kept, and dropped
+        bench.ask(texts[5] if seq == 9 else texts[4], seq)
+        bench.run_until_ended(seq)
+        assert bench.loop.gauges.read().grammars.hits == hits
+    bench.close()
+
+
+def test_a_grammar_is_compiled_for_each_tenant_and_scope() -> None:
+    """So that the time to the first token does not tell whether another tenant used the same schema."""
+    bench = GrammarBench(small_compiler)
+    owners = [("alice", b"a"), ("bob", b"b"), ("alice", b"a, of a salt"), ("bob", b"a")]
+    for number, (tenant, scope) in enumerate(owners):
+        for again in (1, 2):
+            seq = 2 * number + again
+            bench.ask(A, seq, tenant, scope)
+            bench.run_until_ended(seq)
+        gauges = bench.loop.gauges.read().grammars
+        assert (gauges.compiled, gauges.hits) == (number + 1, number + 1)
+    bench.close()
+
+
+def test_the_grammars_of_one_tenant_do_not_drop_those_of_another() -> None:
+    bench = GrammarBench(small_compiler, cache_bytes=4 * 100_300)
+    bench.ask(A, 1, "quiet")
+    bench.run_until_ended(1)
+    for seq in range(2, 22):
+        bench.ask(f'start: "{"ab" * seq}"', seq, "busy")
+        bench.run_until_ended(seq)
+    bench.ask(A, 22, "quiet")
+    bench.run_until_ended(22)
     assert bench.loop.gauges.read().grammars.hits == 1
     bench.close()
+
+
+def test_a_flood_of_grammars_delays_the_grammar_of_another_tenant_by_one() -> None:
+    compiler = SlowCompiler()
+    bench = GrammarBench(lambda: compiler)
+    flood = [f'start: "{"a" * count}"' for count in range(1, 7)]
+    for seq, text in enumerate(flood, start=1):
+        bench.ask(text, seq, "flood")
+    while not compiler.began:
+        time.sleep(0.001)
+    bench.ask(B, 7, "other")
+    for _ in range(7):
+        compiler.permits.release()
+    bench.run_until_ended(7)
+    assert compiler.began[:2] == [flood[0], B]
+    assert compiler.began[2:] == flood[1:]
+    bench.close()
+
+
+def _served(order: CompileOrder, cost_s: dict[str, float], count: int) -> Counter[str]:
+    served: Counter[str] = Counter()
+    for _ in range(count):
+        taken = order.take()
+        assert taken is not None
+        tenant = str(taken[0].tenant)
+        served[tenant] += 1
+        order.charge(taken[0].tenant, cost_s[tenant])
+    return served
+
+
+def _waiting(order: CompileOrder, tenant: str, count: int) -> None:
+    for number in range(count):
+        order.add(GrammarKey(TenantId(tenant), b"", f"{tenant} {number}"), SeqId(1))
+
+
+def test_compilations_share_their_time_by_weight() -> None:
+    order = CompileOrder()
+    order.set_weights({TenantId("a"): 2.0})
+    _waiting(order, "a", 100)
+    _waiting(order, "b", 100)
+    assert _served(order, {"a": 0.1, "b": 0.1}, 30) == {"a": 20, "b": 10}
+    assert _served(order, {"a": 0.1, "b": 0.4}, 27)["a"] in (23, 24, 25)  # by time, not by number
+
+
+def test_an_idle_tenant_saves_up_nothing() -> None:
+    order = CompileOrder()
+    _waiting(order, "busy", 100)
+    _served(order, {"busy": 1.0}, 50)
+    _waiting(order, "late", 50)
+    assert _served(order, {"busy": 1.0, "late": 1.0}, 20) == {"busy": 10, "late": 10}
+
+
+def test_a_grammar_that_nobody_wants_any_more_is_left_out() -> None:
+    order = CompileOrder()
+    _waiting(order, "a", 2)
+    first, second = (GrammarKey(TenantId("a"), b"", f"a {number}") for number in (0, 1))
+    assert order.remove(second)
+    assert order.take() == (first, SeqId(1))
+    assert not order.remove(first)
+    assert order.take() is None

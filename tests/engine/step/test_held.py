@@ -144,7 +144,7 @@ def test_random_loads_preempt_sequences_with_grammars() -> None:
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_request() -> None:
     bench = HeldBench(None, CpuDevice(1), depth=1, seqs=4, tokens=16, blocks=24, splits=False)
-    bench.grammars.get = lambda text: None  # type: ignore[method-assign]
+    bench.grammars.get = lambda request: None  # type: ignore[method-assign]
     bench.ask([1, 2], "", max_tokens=5)
     failing = bench.ask([1, 2], TEXTS[0], max_tokens=5)
     bench.run()

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import statistics
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from tests.processes import wait_gone
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
-from tiercel.server.grammar.checker import GrammarChecker, VerdictCache
+from tiercel.server.grammar.checker import GrammarChecker
 from tiercel.server.grammar.constraint import (
     Constraint,
     choice_constraint,
@@ -22,7 +24,6 @@ from tiercel.server.grammar.constraint import (
     regex_constraint,
     schema_constraint,
 )
-from tiercel.server.grammar.frames import GrammarAccepted, GrammarRefused
 from tiercel.server.grammar.lark import Tag, any_of, literal, schema_part, special, tagged
 from tiercel.tenant import DEFAULT_TENANT
 
@@ -210,13 +211,67 @@ def test_a_tokenizer_without_bytes_refuses_every_grammar(tmp_path: Path) -> None
     with_checker(tmp_path, test)
 
 
-def test_verdicts_are_dropped_beyond_the_limit_the_oldest_first() -> None:
-    cache = VerdictCache(limit_bytes=10_000)
-    for number in range(5):
-        cache.put(bytes([number]), GrammarAccepted("x" * 400))
-        cache.get(bytes([0]))
-    kept = [number for number in range(5) if cache.get(bytes([number])) is not None]
-    assert kept == [0, 2, 3, 4]
-    assert cache.held_bytes <= 10_000
-    cache.put(b"large", GrammarRefused("x" * 10_000))
-    assert (cache.held_bytes, cache.get(b"large")) == (0, None)
+def test_a_verdict_is_known_to_the_tenant_and_scope_that_paid_for_it_only(model_folder: Path) -> None:
+    """So that the time of a request does not tell whether another tenant used the same schema."""
+
+    async def test(opened: GrammarChecker) -> None:
+        constraint = object_constraint("response_format")
+        alice, bob = TenantId("alice"), TenantId("bob")
+        owners = [(alice, b"a"), (bob, b"b"), (alice, b"a, of a salt"), (bob, b"a")]  # the last two: a group's scope
+        for number, (tenant, scope) in enumerate(owners, start=1):
+            for _ in range(2):
+                await opened.checked_grammar(constraint, VOCAB_SIZE, tenant, scope)
+                assert opened.num_checks == number
+        together = [opened.checked_grammar(regex_constraint("x", "a"), VOCAB_SIZE, one) for one in (alice, bob, alice)]
+        await asyncio.gather(*together)
+        assert opened.num_checks == len(owners) + 2
+        refused = regex_constraint("x", "[")
+        for tenant in (alice, bob, alice):
+            await refusal_of(opened, refused, tenant)
+        assert opened.num_checks == len(owners) + 4
+
+    with_checker(model_folder, test)
+
+
+def test_a_thousand_grammars_of_one_tenant_leave_those_of_another(model_folder: Path) -> None:
+    async def test(opened: GrammarChecker) -> None:
+        quiet, busy = TenantId("quiet"), TenantId("busy")
+        for number in range(4):
+            await opened.checked_grammar(regex_constraint("x", f"q{number}"), VOCAB_SIZE, quiet)
+        for number in range(40):
+            await opened.checked_grammar(regex_constraint("x", f"b{number}"), VOCAB_SIZE, busy)
+        before = opened.num_checks
+        for number in range(4):
+            await opened.checked_grammar(regex_constraint("x", f"q{number}"), VOCAB_SIZE, quiet)
+        assert opened.num_checks == before
+        assert opened.cached_bytes <= 8_000
+
+    with_checker(model_folder, test, cache_bytes=8_000)
+
+
+@pytest.mark.slow
+def test_the_time_of_a_check_does_not_tell_what_another_tenant_has_used(model_folder: Path) -> None:
+    """The first use of another tenant's grammars, against grammars that nobody has used, in 20 interleaved pairs."""
+    alice, bob = TenantId("alice"), TenantId("bob")
+
+    def heavy(number: int) -> Constraint:
+        names = {f"p{number}x{one}": {"type": "string", "pattern": "^([a-z]{1,20}-){1,9}[0-9]$"} for one in range(30)}
+        return schema_constraint("guided_json", {"type": "object", "properties": names, "additionalProperties": False})
+
+    async def test(opened: GrammarChecker) -> None:
+        async def time_s(number: int, tenant: TenantId) -> float:
+            constraint, start_s = heavy(number), time.perf_counter()
+            await opened.checked_grammar(constraint, VOCAB_SIZE, tenant)
+            return time.perf_counter() - start_s
+
+        for number in range(20):
+            await time_s(number, alice)
+        used: list[float] = []
+        new: list[float] = []
+        for number in range(20):
+            used.append(await time_s(number, bob))
+            new.append(await time_s(1000 + number, bob))
+        assert statistics.median(new) - statistics.median(used) <= max(new) - min(new)
+        assert statistics.median([await time_s(number, bob) for number in range(20)]) < min(new)  # a hit would show
+
+    with_checker(model_folder, test, limit_s=20.0)
