@@ -38,7 +38,6 @@ from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.prompt_lookup import PromptLookup
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.settings import Quantization
 from tiercel.wire import Abort
 
 VOCAB = 11
@@ -284,7 +283,7 @@ def record_mixed(
 
 
 def small_decoder(
-    ops: Ops, device: str, quantization: Quantization = "auto", layers: int = 1, *, fills: bool = True
+    ops: Ops, device: str, quantization: str = "auto", layers: int = 1, *, fills: bool = True
 ) -> Decoder:
     """Return a decoder, quantised on request, with random weights if it is to be filled here."""
     fields = {
