@@ -1,6 +1,6 @@
 """The ASGI application: routes and layers put together."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import cast
 
 from fastapi import Depends
@@ -30,18 +30,22 @@ from tiercel.server.api.routes.operations import OperationsRoutes
 from tiercel.server.api.routes.responses import ResponseRoutes
 from tiercel.server.api.routes.tokenize import TokenizeRoutes
 from tiercel.server.batch.upload_form import FORM_BYTES
-from tiercel.server.http.admin_listener import AdminElsewhere, AdminListener
-from tiercel.server.http.failure import on_admission_error, on_http_error
+from tiercel.server.http.admin_listener import AdminElsewhere, AdminListener, is_for_operator
+from tiercel.server.http.failure import http_error, on_admission_error
 from tiercel.server.http.host import HostCheck, accepted_hosts
 from tiercel.server.http.root_path import RootPath, check_root_path
 from tiercel.server.tenancy.auth import AdminGuard, Guard, MessagesGuard, MetricsGuard, ModelsGuard
+from tiercel.server.ui.past import ServerPast
 from tiercel.server.ui.routes import UiRoutes
 
 
-def create_app(context: ServerContext, admin: AdminListener | None = None) -> DocumentedApp:
+def create_app(
+    context: ServerContext, admin: AdminListener | None = None, past: ServerPast | None = None
+) -> DocumentedApp:
     """Return the routes and pure ASGI layers of one server; the application holds no state of its own.
 
-    `admin` is the second listener, if there is one. Errors: ConfigError.
+    `admin` is the second listener, if there is one. `past` is the history that the dashboard begins with, which the
+    caller keeps up to date. Errors: ConfigError.
     """
     settings = context.settings
     has_docs = not settings.disable_fastapi_docs
@@ -52,7 +56,7 @@ def create_app(context: ServerContext, admin: AdminListener | None = None) -> Do
         redoc_url=None,
         openapi_url="/openapi.json" if has_docs else None,
         middleware=_layers(context, admin),
-        exception_handlers={AdmissionError: on_admission_error, HTTPException: _on_http_error},
+        exception_handlers={AdmissionError: on_admission_error, HTTPException: _http_errors(admin)},
         redirect_slashes=False,
     )
     pipeline, operations = GenerationPipeline(context), OperationsRoutes(context)
@@ -78,20 +82,24 @@ def create_app(context: ServerContext, admin: AdminListener | None = None) -> Do
     families.append(("files", key, [*FileRoutes(context).routes(), *BatchRoutes(context, others).routes()]))
     for tag, guard, routes in families:
         app.include_router(make_router(tag, routes), dependencies=[] if guard is None else [Depends(guard)])
-    app.include_router(UiRoutes(context).router())
+    app.include_router(UiRoutes(context, past or ServerPast(context), admin).router())
     documented = [route for _, _, routes in families for route in routes]
     check_root_path(settings.root_path, [*(route.path for route in documented), "/ui/data", "/docs", "/openapi.json"])
     app.document(documented)
     return app
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answer a refusal by the framework. Its `Allow` header knows only one of the routes of a path."""
-    response = await on_http_error(request, error)
-    if "allow" in response.headers:
+def _http_errors(admin: AdminListener | None) -> Callable[[Request, Exception], Coroutine[None, None, Response]]:
+    """Return the handler of refusals by the framework, whose own `Allow` header knows one of the routes of a path."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
         app = cast(DocumentedApp, request.app)
-        response.headers["allow"] = ", ".join(app.methods_of(request.scope)) or response.headers["allow"]
-    return response
+        is_public = admin is not None and not admin.has(request.scope)
+        routes = [path for path in app.paths if not (is_public and is_for_operator(path))]
+        return http_error(request, error, routes, app.methods_of(request.scope) if error.status_code == 405 else ())
+
+    return answer
 
 
 def _layers(context: ServerContext, admin: AdminListener | None) -> list[Middleware]:

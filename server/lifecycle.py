@@ -24,6 +24,7 @@ from tiercel.server.http.listen import url_of
 from tiercel.server.http.reaper import Reaper, UvicornConnection
 from tiercel.server.http.uvicorn_server import QuietServer, uvicorn_config
 from tiercel.server.leaving import EXIT_CONFIG, EXIT_ENGINE, EXIT_OK, Departure
+from tiercel.server.ui.past import ServerPast
 from tiercel.settings import ServerSettings, Settings
 from tiercel.standard_streams import say
 
@@ -54,7 +55,8 @@ class Daemon:
         self._supervisor = supervisor
         self._predecessor = predecessor
         admin = None if admin_sock is None else AdminListener(admin_sock)
-        app = self._app = create_app(context, admin)
+        self._past = ServerPast(context)
+        app = self._app = create_app(context, admin, self._past)
         self._server = QuietServer(
             uvicorn_config(app, settings.server, context.metrics.on_refused), settings.server.timeout_headers_s
         )
@@ -96,9 +98,10 @@ class Daemon:
             reaper = Reaper(self._context.clock, 2 * max(limits.timeout_headers_s, limits.timeout_keep_alive_s))
             reaping = asyncio.create_task(reaper.run(cast("set[UvicornConnection]", server.server_state.connections)))
             trimming = asyncio.create_task(MemoryTrimmer().run())
+            recording = asyncio.create_task(self._past.run())
             watching = self._start_watching()
             code = await self._serve_until_end(url, serving)
-            for task in (reaping, trimming, *watching):
+            for task in (reaping, trimming, recording, *watching):
                 task.cancel()
             server.should_exit = True
             server.force_exit = self._departure.is_forced
@@ -243,6 +246,8 @@ class Daemon:
         self._log.info("ready", url=url, **admin, model=name, load_s=load_s, engine_pid=engine_pid)
         greeting = _greeting(url, name, settings, has_chat=self._context.template is not None)
         more = "".join(f"\n  /admin, /metrics and /ui: {address}" for address in admin.values())
+        page = next(iter(admin.values()), url)
+        more += f"\n  dashboard: {page}/ui" if page.startswith("http") else ""
         say(f"{greeting}{more}", self._out)
 
 

@@ -91,7 +91,7 @@ SERVER: dict[str, set[str]] = {
     "metrics": {"engine", "tenancy"},
     "tracing": {"engine"},
     "api": {"http", "text", "grammar", "engine", "tenancy", "control", "batch", "metrics", "tracing"},
-    "ui": {"api", "engine", "tenancy", "metrics"},
+    "ui": {"http", "api", "engine", "tenancy", "metrics"},
 }
 # The rooms of the load test -> rooms of the load test that they may import; `bench`, `plan`, `evaluation` and `target`
 # stand on top of them, `settings` and `machine` beside those.

@@ -27,7 +27,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _UNCOUNTED = frozenset(
     {
         *("/metrics", "/health", "/load", "/ping", "/version", "/health/live", "/health/ready", "/ready", "/readiness"),
-        "/ui/data",
+        *("/ui/data", "/ui/past"),
     }
 )
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})  # others are counted as "other"

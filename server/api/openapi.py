@@ -32,6 +32,11 @@ class DocumentedApp(FastAPI):
         """Take over the contracts of routes that the application serves."""
         self.contracts = {(_documented_path(route.path), route.method.lower()): route.contract for route in routes}
 
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the documented routes and of the page."""
+        return [*dict.fromkeys(path for path, _ in self.contracts), "/ui"]
+
     def methods_of(self, scope: Scope) -> list[str]:
         """Return the methods that the path of a request has."""
         return [

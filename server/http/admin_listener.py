@@ -5,8 +5,7 @@ from typing import cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tiercel.errors import AdmissionError
-from tiercel.server.http.failure import fault_response
+from tiercel.server.http.failure import fault_response, no_route, route_path
 
 _ADMIN_PATHS = frozenset(("admin", "metrics", "ui"))  # first parts of paths
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
@@ -39,13 +38,12 @@ class AdminElsewhere:
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _is_for_operator(scope) and not self._listener.has(scope):
-            refusal = AdmissionError(404, "The requested route does not exist.", code="not_found")
-            await fault_response(refusal, scope)(scope, receive, send)
+        if scope["type"] == "http" and is_for_operator(route_path(scope)) and not self._listener.has(scope):
+            await fault_response(no_route(route_path(scope)), scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-def _is_for_operator(scope: Scope) -> bool:
-    path = cast(str, scope["path"]).removeprefix(cast(str, scope.get("root_path", "")))
+def is_for_operator(path: str) -> bool:
+    """Return whether a path belongs to the operator's routes."""
     return path.removeprefix("/").partition("/")[0] in _ADMIN_PATHS

@@ -1,16 +1,19 @@
 """Error responses in OpenAI's shape, with its types and codes; those of Anthropic's API are in its shape."""
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import msgspec
 from msgspec import Struct
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
 from tiercel.errors import AdmissionError
 from tiercel.server.http.message_failure import encode_message_fault, is_of_messages, message_status
+from tiercel.server.http.nearest_route import nearest_route, shown
 
 SHUTTING_DOWN = "shutting_down"
 _REASON_LETTERS = 400
@@ -67,27 +70,45 @@ def fault_response(error: AdmissionError, scope: Scope) -> Response:
     return Response(body, refusal_status(error, is_of_messages=is_anthropic), headers, "application/json")
 
 
-_REASONS: dict[int, tuple[str, str]] = {
-    404: ("The requested route does not exist.", "not_found"),
-    405: ("The method is not allowed for this route.", "method_not_allowed"),
-}
-
-
 async def on_admission_error(request: Request, error: Exception) -> Response:
     """Answer a refusal by our own code."""
     assert isinstance(error, AdmissionError)
     return fault_response(error, request.scope)
 
 
-async def on_http_error(request: Request, error: Exception) -> Response:
-    """Answer a refusal by the framework: unknown routes and methods."""
-    status = getattr(error, "status_code", 400)
-    message, code = _REASONS.get(status, ("The request cannot be served.", "invalid_request"))
-    response = fault_response(AdmissionError(status, message, code=code), request.scope)
-    headers: object = getattr(error, "headers", None)
-    if isinstance(headers, dict):
-        response.headers.update(cast(dict[str, str], headers))
+def http_error(
+    request: Request, error: HTTPException, routes: Iterable[str] = (), methods: Sequence[str] = ()
+) -> Response:
+    """Answer a refusal by the framework: unknown routes and methods.
+
+    `routes` are those that a client may have meant; `methods` those of the requested route.
+    """
+    path = route_path(request.scope)
+    match error.status_code:
+        case 404:
+            refusal = no_route(path, nearest_route(path, routes))
+        case 405:
+            takes = f" It takes {' and '.join(methods)}." if methods else ""
+            message = f"The route {shown(path)} does not take {shown(request.method)}.{takes}"
+            refusal = AdmissionError(405, message, code="method_not_allowed")
+        case status:
+            refusal = AdmissionError(status, "The request cannot be served.", code="invalid_request")
+    response = fault_response(refusal, request.scope)
+    response.headers.update(error.headers or {})
+    if methods:
+        response.headers["allow"] = ", ".join(methods)
     return response
+
+
+def no_route(path: str, nearest: str | None = None) -> AdmissionError:
+    """Return the refusal of a path that is no route. `nearest` is the route that the client probably meant."""
+    hint = "" if nearest is None else f" The nearest is {nearest}."
+    return AdmissionError(404, f"There is no route {shown(path)}.{hint}", code="not_found")
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path of a request without the prefix of --root-path."""
+    return cast(str, scope["path"]).removeprefix(cast(str, scope.get("root_path", ""))) or "/"
 
 
 def internal_error(error_id: str) -> AdmissionError:

@@ -1,13 +1,16 @@
 """Routes of the page: its files are open, the dashboard snapshot needs a key."""
 
+import msgspec
 from fastapi import APIRouter, Depends
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from tiercel.server.api.context import ServerContext
+from tiercel.server.http.admin_listener import AdminListener
 from tiercel.server.tenancy.auth import PageGuard, viewer_of
 from tiercel.server.ui.dashboard import Dashboard
+from tiercel.server.ui.past import ServerPast
 from tiercel.server.ui.static_files import read_static_files
 
 _PAGE = "index.html"
@@ -38,21 +41,42 @@ _HEADERS = {
 class UiRoutes:
     """The handlers of /ui."""
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: ServerContext, past: ServerPast, admin: AdminListener | None = None) -> None:
+        """`admin` is the listener that alone serves the page, if there is one."""
+        self._context = context
+        self._past = past
+        self._admin = admin
         self._files = read_static_files()
         self._dashboard = Dashboard(context)
         self._guard = PageGuard(context.tenants)
 
     def router(self) -> APIRouter:
-        """Return the routes; /ui/data has its guard."""
+        """Return the routes; /ui/data and /ui/past have their guard."""
         router = APIRouter(tags=["page"], include_in_schema=False)
+        router.add_api_route("/", self.root, methods=["GET", "HEAD"], response_model=None)
         router.add_api_route("/ui", self.page, methods=["GET", "HEAD"], response_model=None)
         router.add_api_route("/ui/", self.redirect, methods=["GET", "HEAD"], response_model=None)
         router.add_api_route(
             "/ui/data", self.data, methods=["GET", "HEAD"], response_model=None, dependencies=[Depends(self._guard)]
         )
+        router.add_api_route(
+            "/ui/past", self.past, methods=["GET", "HEAD"], response_model=None, dependencies=[Depends(self._guard)]
+        )
         router.add_api_route("/ui/{name:path}", self.file, methods=["GET", "HEAD"], response_model=None)
         return router
+
+    async def root(self, request: Request) -> Response:
+        """Redirect a browser to the page; tell other clients in one line what this is."""
+        has_page = self._admin is None or self._admin.has(request.scope)
+        headers = {"Vary": "Accept"}
+        prefix = self._context.settings.root_path
+        if has_page and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(f"{prefix}/ui", 307, headers)
+        page = f", a dashboard at {prefix}/ui" if has_page else ""
+        name = self._context.settings.served_model_names[0]
+        return PlainTextResponse(
+            f"tiercel serves {name}: an OpenAI-compatible API at {prefix}/v1{page}.\n", 200, headers
+        )
 
     async def page(self, request: Request) -> Response:
         """Send the page."""
@@ -69,6 +93,11 @@ class UiRoutes:
     async def data(self, request: Request) -> Response:
         """Send the dashboard snapshot for this viewer."""
         body = self._dashboard.snapshot(viewer_of(request.scope))
+        return Response(body, headers={**_HEADERS, "Cache-Control": "no-store"}, media_type="application/json")
+
+    async def past(self, request: Request) -> Response:
+        """Send the last ten minutes for this viewer."""
+        body = msgspec.json.encode(self._past.snapshot(is_operator=viewer_of(request.scope).is_operator))
         return Response(body, headers={**_HEADERS, "Cache-Control": "no-store"}, media_type="application/json")
 
     def _send(self, name: str, request: Request) -> Response:

@@ -166,3 +166,29 @@ class DashboardSnapshot(Struct, frozen=True, kw_only=True):
     routes: list[RouteSnapshot]
     tenants: TenantsSnapshot
     requests: RequestsSnapshot
+
+
+class PastHistogram(Struct, frozen=True):
+    """A histogram at several moments; `counts` as in `HistogramSnapshot`, and empty before the engine was ready."""
+
+    bounds: tuple[float, ...]
+    counts: list[tuple[int, ...]]
+
+
+class PastWork(Struct, frozen=True, kw_only=True):
+    """The work for all tenants at several moments."""
+
+    prompt_tokens: list[int]
+    generation_tokens: list[int]
+    first_token: PastHistogram
+    gap: PastHistogram
+
+
+class PastSnapshot(Struct, frozen=True, kw_only=True):
+    """The last ten minutes, oldest moment first: what the charts of the page begin with."""
+
+    at_s: list[float]
+    running: list[int]
+    waiting: list[int]
+    preempted: list[int]
+    work: PastWork | None  # None: not shown to this viewer

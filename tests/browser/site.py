@@ -121,6 +121,12 @@ def wait_redraws(page: "Page", more: int = 2) -> None:
         page.wait_for_selector(f'body:not([data-redraws="{seen}"])')
 
 
+def visible(page: "Page", selector: str) -> list[str]:
+    """Return the texts of the elements that can be seen."""
+    nodes = "[...document.querySelectorAll(selector)].filter(node => node.checkVisibility())"
+    return page.evaluate(f"selector => {nodes}.map(node => node.innerText)", selector)
+
+
 def type_key(page: "Page", key: str) -> None:
     page.get_by_label("API key", exact=True).fill(key)
     page.get_by_role("button", name="Use this key").click()

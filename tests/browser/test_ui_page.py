@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
-from tests.browser.site import REDRAWS, Site, full_gauges, site, type_key, visit, wait_redraws
+from tests.browser.site import REDRAWS, Site, full_gauges, site, type_key, visible, visit, wait_redraws
 from tests.server.fake_engine import Script
 from tiercel.outcome import Gauges, RouteGauges
 from tiercel.tier import Route
@@ -101,8 +101,31 @@ def test_a_missing_tier_is_reported_with_its_reason(page: "Page", folder: Path) 
         alone.send(Report(gauges=Gauges(tiers=full_gauges().tiers[:1])))
         visit(page, alone)
         page.wait_for_selector(".tier[data-tier=hbm]:not(.is-missing)")
-        assert page.locator(".tier h3").all_inner_texts() == ["RAM, device and host in one", "DDR", "SSD"]
+        assert visible(page, ".tier h3") == ["RAM", "SSD"], "on a CPU one memory is both upper tiers"
+        ram, missing = [page.locator(f".tier[data-tier={tier}]").bounding_box() for tier in ("hbm", "ssd")]
+        assert ram is not None
+        assert missing is not None
+        assert missing["width"] < ram["width"] / 3
         assert "--kv-disk-path" in page.locator(".tier[data-tier=ssd] .amount").inner_text()
+
+
+def test_on_a_cpu_the_upper_tier_is_ram_everywhere(page: "Page", folder: Path, pictures: Path) -> None:
+    hbm, _, ssd = full_gauges().tiers
+    with site(folder, Script()) as alone:
+        alone.complete(max_tokens=1)
+        for tokens in (0, 320, 640):
+            tiers = (structs.replace(hbm, hit_tokens=tokens), structs.replace(ssd, hit_tokens=tokens, missed_tokens=64))
+            alone.send(Report(gauges=structs.replace(full_gauges(), tiers=tiers)))
+            wait_redraws(page) if tokens else visit(page, alone)
+        assert visible(page, ".tier h3") == ["RAM", "SSD"]
+        assert visible(page, ".lane") == [visible(page, ".lane[data-lane=ddr-ssd]")[0]]
+        assert [key.split()[0] for key in visible(page, "#sources-keys li")] == ["RAM", "SSD", "computed"]
+        assert "HBM" not in page.locator("body").inner_text()
+        assert "HBM" not in str(page.locator("#tiers").get_attribute("aria-label"))
+        wide = page.evaluate("[...document.querySelectorAll('.tier .cells')].map(node => node.clientWidth)")
+        assert wide[1] == 0, "the tier that does not exist takes no room"
+        assert min(wide[0], wide[2]) > 500
+        page.screenshot(path=str(pictures / "ui-cpu-ssd.png"), full_page=True)
 
 
 # ---- hands
@@ -145,8 +168,12 @@ def test_the_page_can_be_paused(page: "Page", open_site: Site) -> None:
     seen = page.evaluate(REDRAWS)
     page.wait_for_timeout(900)
     assert page.evaluate(REDRAWS) == seen
+    assert page.locator(".plot").first.get_attribute("data-end") != "now"
+    assert "You paused the page. All figures are of" in page.locator("#standstill").inner_text()
     page.get_by_role("button", name="Go on").click()
     wait_redraws(page, 1)
+    assert page.locator(".plot").first.get_attribute("data-end") == "now"
+    assert page.locator("#standstill").is_hidden()
 
 
 # ---- keys

@@ -1,5 +1,7 @@
 """The page shows what the daemon does: its numbers are those of /metrics, and its memory is bounded."""
 
+import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +10,7 @@ import pytest
 from tests.browser.site import Site, full_gauges, samples_of, shown, site, visit, wait_redraws
 from tests.e2e.daemon import daemon
 from tests.server.fake_engine import Script
+from tiercel.server.ui.past import PERIOD_S
 from tiercel.wire import Report
 
 if TYPE_CHECKING:
@@ -75,10 +78,68 @@ def test_quantiles_follow_from_the_buckets(page: "Page", open_site: Site) -> Non
     assert found == pytest.approx([0.2, 0.38, 100])
 
 
-def test_an_unreachable_server_is_reported(page: "Page", folder: Path) -> None:
+def test_the_figures_of_a_dead_server_are_dimmed_and_dated(page: "Page", folder: Path, pictures: Path) -> None:
     with site(folder, Script()) as going:
+        going.complete(max_tokens=5)
+        going.send(Report(gauges=full_gauges()))
         visit(page, going)
+        wait_redraws(page, 3)
+        assert page.locator("#standstill").is_hidden()
     page.get_by_text("No answer from the server").wait_for()
+    said = page.locator("#standstill").inner_text()
+    assert re.search(r"All figures are of \d\d:\d\d:\d\d, \d+ s ago", said)
+    seen = re.findall(r"\d\d:\d\d:\d\d", said)
+    for place in page.locator(".plot").all():
+        assert place.get_attribute("data-end") == seen[0], "the axis ends at the last moment, not now"
+    strength = """selector => {
+      let [node, strength] = [document.querySelector(selector), 1];
+      for (; node; node = node.parentElement) strength *= Number(getComputedStyle(node).opacity);
+      return strength;
+    }"""
+    for part in (".vitals b", ".plot", ".tier .amount", "#tier-keys", "#tenants .name", "#requests-note"):
+        assert 0.3 < page.evaluate(strength, part) < 0.6, part
+    assert page.evaluate(strength, "#standstill") == page.evaluate(strength, "#prompt") == 1
+    page.screenshot(path=str(pictures / "ui-dead.png"), full_page=True)
+
+
+def test_the_charts_begin_before_the_page_was_opened(page: "Page", folder: Path) -> None:
+    with site(folder, Script(step_s=0.01)) as going:
+        for _ in range(3):
+            going.complete(max_tokens=30)
+            time.sleep(PERIOD_S)
+        visit(page, going)
+        assert int(page.locator(".plot").first.get_attribute("data-points") or 0) >= 4
+        outputs = page.evaluate(
+            """async () => {
+              const { History } = await import('./ui/history.js');
+              const history = new History();
+              history.begin(await (await fetch('ui/past')).json());
+              return history.series.output;
+            }"""
+        )
+        assert max(filter(None, outputs)) > 1, "the work of that time is in the charts"
+        assert shown(page, "output") == 90
+
+
+def test_tokens_of_one_read_share_the_time_before_it(page: "Page", open_site: Site) -> None:
+    """The network brings tokens together: the median gap is that of the tokens, not of the reads."""
+    visit(page, open_site)
+    found = page.evaluate(
+        """async () => {
+          const { Timeline } = await import('./ui/timeline.js');
+          const line = new Timeline();
+          line.start(0);
+          line.add(1, 500);
+          for (let token = 0; token < 5; token += 1) line.add(1, 600);
+          line.add(5, 700);
+          line.add(1, 760);
+          const places = [...document.querySelectorAll('#timeline line')].map(mark => Number(mark.getAttribute('x1')));
+          return [...['first', 'tokens', 'gap', 'longest', 'rate'].map(name =>
+            document.getElementById(`t-${name}`).textContent), places];
+        }"""
+    )
+    assert found[:5] == ["500 ms", "12", "20 ms", "60 ms", "42"]
+    assert found[5] == [500, *range(520, 720, 20), 760]
 
 
 def test_a_snapshot_that_cannot_be_drawn_is_reported_and_dropped(

@@ -25,6 +25,7 @@ from tiercel.server.http.listen import bind
 from tiercel.server.http.uvicorn_server import QuietServer
 from tiercel.server.text.chat_template import TemplateRendering
 from tiercel.server.text.template_renderer import TemplateRenderer
+from tiercel.server.ui.past import ServerPast
 from tiercel.settings import EngineSettings, ServerSettings
 
 MODEL = "tiny"
@@ -83,7 +84,8 @@ async def running(
     await context.client.open(ours, EngineSettings(model=settings.model))
     listener = bind(settings)
     port = listener.getsockname()[1]
-    app = create_app(context)
+    past = ServerPast(context)
+    app = create_app(context, past=past)
     if context.batches is not None:
         context.batches.start(app)
     config = uvicorn.Config(
@@ -101,12 +103,14 @@ async def running(
     )
     server = QuietServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    recording = asyncio.create_task(past.run())
     if wait:
         await context.client.status.wait_ready()
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
             yield Running(context, engine, server, http, port)
     finally:
+        recording.cancel()
         if context.batches is not None:
             await context.batches.stop()
         server.should_exit = True

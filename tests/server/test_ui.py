@@ -28,6 +28,7 @@ from tiercel.outcome import (
 )
 from tiercel.server.tenancy.auth import Viewer
 from tiercel.server.ui.dashboard import MAX_REQUESTS, MAX_TENANTS, MAX_TIER_TENANTS, Dashboard
+from tiercel.server.ui.past import KEPT_S, PERIOD_S, ServerPast
 from tiercel.tier import Route, Tier
 from tiercel.wire import Report
 
@@ -367,3 +368,39 @@ def test_the_snapshot_is_served_while_the_model_loads(model_folder: Path) -> Non
             assert reported["work"]["first_token"] == {"bounds": [], "counts": []}
 
     asyncio.run(test())
+
+
+# ---- the past
+
+
+def test_the_last_ten_minutes_are_kept_and_no_more(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        clock = ManualClock(5000.0)
+        past = ServerPast(dataclasses.replace(server.context, clock=clock))
+        assert (await server.http.post("/v1/completions", json=text_body(max_tokens=3))).status_code == 200
+        for _ in range(400):
+            past.take()
+            clock.advance(PERIOD_S)
+        kept = past.snapshot(is_operator=True)
+        assert kept.at_s[-1] - kept.at_s[0] == KEPT_S - PERIOD_S
+        assert kept.work is not None
+        columns = (kept.running, kept.waiting, kept.preempted, kept.work.prompt_tokens, kept.work.gap.counts)
+        assert {len(column) for column in columns} == {len(kept.at_s)} == {int(KEPT_S / PERIOD_S)}
+        assert kept.work.generation_tokens[-1] == 3
+        assert (kept.work.first_token.counts[-1][-1], kept.work.gap.counts[-1][-1]) == (1, 2)
+        assert len(kept.work.gap.bounds) == len(kept.work.gap.counts[-1]) - 1
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_the_past_needs_a_key_and_shows_the_work_of_all_to_the_operator_only(model_folder: Path, file: Path) -> None:
+    async def test(server: Running) -> None:
+        await _complete(server, "one", max_tokens=3)
+        assert (await server.http.get("/ui/past")).status_code == 401
+        boss, acme = [(await server.http.get("/ui/past", headers=_bearer(key))).json() for key in ("boss", "one")]
+        assert boss["at_s"]
+        assert len(boss["work"]["generation_tokens"]) == len(boss["at_s"]) == len(acme["running"])
+        assert acme["work"] is None
+        assert "/ui/past" not in (await server.http.get("/metrics", headers=_bearer("boss"))).text
+
+    with_server(server_settings(model_folder), test, tenants_config=str(file))

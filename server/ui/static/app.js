@@ -9,6 +9,7 @@ import { History } from './history.js';
 import { Keys } from './keys.js';
 import { Palette } from './palette.js';
 import { Requests } from './requests.js';
+import { Standstill } from './standstill.js';
 import { Tenants } from './tenants.js';
 import { Tiers } from './tiers.js';
 import { Vitals } from './vitals.js';
@@ -18,7 +19,8 @@ const palette = new Palette();
 const history = new History();
 const parts = { charts: new Charts(history), vitals: new Vitals(), tiers: new Tiers(palette), tenants: new Tenants(palette), requests: new Requests(palette) };
 const chat = new Chat(keys);
-const feed = new Feed(keys, show, complain);
+const standstill = new Standstill(parts.charts);
+const feed = new Feed(keys, show, complain, (past) => history.begin(past));
 let redraws = 0;
 
 function show(snapshot) {
@@ -26,6 +28,7 @@ function show(snapshot) {
     draw(snapshot);
   } catch (error) {
     history.clear(); // the next snapshot is drawn without history
+    standstill.end();
     setStatus('trouble', 'This page cannot draw what the server tells.');
     throw error;
   }
@@ -34,6 +37,7 @@ function show(snapshot) {
 }
 
 function draw(snapshot) {
+  standstill.end();
   const before = history.latest;
   if (before && (before.viewer.role !== snapshot.viewer.role || before.viewer.tenant !== snapshot.viewer.tenant)) history.clear();
   history.add(snapshot);
@@ -63,10 +67,12 @@ function showHead({ engine, viewer, version }) {
 
 function complain(status, message) {
   if (status !== 401) {
-    setStatus('trouble', message);
+    setStatus('trouble', status ? 'no figures' : 'no answer');
+    standstill.begin('dead', message);
     return;
   }
   setStatus('waiting', 'needs a key');
+  if (history.latest) standstill.begin('dead', 'The key is no longer accepted.');
   openKeyForm(keys.main ? 'This key is not accepted. Check it, or ask the operator for another one.' : 'This server asks for a key.');
 }
 
@@ -94,7 +100,7 @@ byId('key-form').addEventListener('submit', (event) => {
   keys.main = byId('key').value.trim();
   closeKeyForm();
   history.clear();
-  feed.start();
+  feed.restart();
 });
 byId('key-form').addEventListener('keydown', (event) => {
   if (event.key !== 'Escape') return;
@@ -110,6 +116,8 @@ byId('pause').addEventListener('click', () => {
   byId('pause').setAttribute('aria-pressed', String(isPaused));
   setText(byId('pause'), isPaused ? 'Go on' : 'Pause');
   feed.pause(isPaused);
-  if (isPaused) setStatus('waiting', 'paused');
+  if (!isPaused) return;
+  setStatus('waiting', 'paused');
+  standstill.begin('paused', 'You paused the page.');
 });
 feed.start();

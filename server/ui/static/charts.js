@@ -1,4 +1,4 @@
-// Three charts over the last five minutes, with one crosshair for all.
+// Three charts over the last ten minutes, with one crosshair for all.
 
 import { byId, colour, element, onScheme, setText } from './dom.js';
 import * as format from './format.js';
@@ -42,6 +42,11 @@ export class Charts {
   draw() {
     this.#charts.forEach((chart) => chart.draw());
   }
+
+  /** Write at the end of the axis when the newest point was, or `now` if the page follows the server. */
+  end(word) {
+    this.#charts.forEach((chart) => chart.end(word));
+  }
 }
 
 class Chart {
@@ -51,6 +56,7 @@ class Chart {
   #values = [];
   #place;
   #saidAt = 0;
+  #end = 'now';
 
   constructor(spec, history) {
     this.#spec = spec;
@@ -68,8 +74,16 @@ class Chart {
     const now = this.#history.times.at(-1) ?? 0;
     const shown = Math.min(WINDOW_S, Math.max(LEAST_WINDOW_S, now - (this.#history.times[0] ?? now)));
     this.#plot.setScale('x', { min: now - shown, max: now });
+    this.#place.dataset.points = String(this.#history.times.length);
     if (this.#plot.cursor.idx == null) this.#show(this.#history.times.length - 1);
     if (now - this.#saidAt > 10) this.#describe(now);
+  }
+
+  end(word) {
+    if (word === this.#end) return;
+    this.#end = word;
+    this.#place.dataset.end = word; // for programs that read the page
+    this.paintAgain();
   }
 
   paintAgain() {
@@ -122,7 +136,7 @@ class Chart {
     return {
       width: Math.max(200, Math.floor(this.#place.clientWidth)),
       height: HEIGHT,
-      padding: [10, 16, 0, 0],
+      padding: [10, 26, 0, 0],
       legend: { show: false },
       cursor: {
         sync: { key: 'all' }, drag: { x: false, y: false }, y: false,
@@ -133,7 +147,7 @@ class Chart {
         {
           ...axis, size: 24, grid: { show: false },
           splits: (_plot, _axis, low, high) => moments(low, high),
-          values: (plot, splits) => splits.map((at) => ago(plot.scales.x.max - at, plot.scales.x.max - plot.scales.x.min)),
+          values: (plot, splits) => splits.map((at) => ago(plot.scales.x.max - at, plot.scales.x.max - plot.scales.x.min, this.#end)),
         },
         { ...axis, size: 50, space: 34, ...(this.#spec.isWhole ? { incrs: WHOLE_STEPS } : {}), values: (_plot, splits) => splits.map((value) => (value ? this.#spec.say(value) : '0')) },
       ],
@@ -154,13 +168,13 @@ class Chart {
 
 /** Ticks at full steps back from now: in seconds at first, in minutes for a longer window. */
 function moments(low, high) {
-  const step = high - low > MINUTES_FROM_S ? 60 : high - low > 100 ? 30 : 15;
+  const step = high - low > 2 * MINUTES_FROM_S ? 120 : high - low > MINUTES_FROM_S ? 60 : high - low > 100 ? 30 : 15;
   const count = Math.floor((high - low) / step);
   return Array.from({ length: count + 1 }, (_, place) => high - (count - place) * step);
 }
 
-function ago(seconds, windowS) {
+function ago(seconds, windowS, end) {
   const rounded = Math.round(seconds);
-  if (rounded === 0) return 'now';
+  if (rounded === 0) return end;
   return windowS > MINUTES_FROM_S ? `−${rounded / 60} min` : `−${rounded} s`;
 }

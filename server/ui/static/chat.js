@@ -85,7 +85,7 @@ export class Chat {
     try {
       for await (const piece of answerTo(this.#question())) {
         if (piece.tokens > tokens) {
-          this.#timeline.add(piece.tokens - tokens, performance.now());
+          this.#timeline.add(piece.tokens - tokens, piece.readMs);
           tokens = piece.tokens;
         }
         if (piece.text) this.#append(bubble, piece.text);

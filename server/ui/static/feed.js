@@ -4,19 +4,27 @@ const EVERY_MS = 350;
 const AGAIN_MS = 1500;
 const PATIENCE_MS = 8000;
 
-/** Calls `onSnapshot` with every snapshot, and `onTrouble` with the reason if there is none. */
+const SILENT_MS = 5000; // after which the charts begin again with what the server has kept
+
+/**
+ * Calls `onSnapshot` with every snapshot, and `onTrouble` with the reason if there is none. Before the first snapshot,
+ * and after a silence, calls `onPast` with the ten minutes that the server has kept.
+ */
 export class Feed {
   #keys;
   #onSnapshot;
   #onTrouble;
+  #onPast;
+  #heardMs = -Infinity;
   #timer = 0;
   #turn = 0;
   #isPaused = false;
 
-  constructor(keys, onSnapshot, onTrouble) {
+  constructor(keys, onSnapshot, onTrouble, onPast) {
     this.#keys = keys;
     this.#onSnapshot = onSnapshot;
     this.#onTrouble = onTrouble;
+    this.#onPast = onPast;
     document.addEventListener('visibilitychange', () => this.start());
   }
 
@@ -27,6 +35,12 @@ export class Feed {
     if (!this.#isPaused && !document.hidden) this.#ask(this.#turn);
   }
 
+  /** Begin again with another key: another viewer has another past. */
+  restart() {
+    this.#heardMs = -Infinity;
+    this.start();
+  }
+
   pause(isPaused) {
     this.#isPaused = isPaused;
     this.start();
@@ -34,8 +48,14 @@ export class Feed {
 
   async #ask(turn) {
     const began = performance.now();
-    const { status, body, trouble } = await this.#fetch();
+    if (began - this.#heardMs > SILENT_MS) {
+      const past = await this.#fetch('ui/past');
+      if (turn !== this.#turn) return;
+      if (!past.trouble) this.#onPast(past.body);
+    }
+    const { status, body, trouble } = await this.#fetch('ui/data');
     if (turn !== this.#turn) return;
+    if (!trouble) this.#heardMs = performance.now();
     try {
       if (trouble) this.#onTrouble(status, trouble);
       else this.#onSnapshot(body);
@@ -46,9 +66,9 @@ export class Feed {
   }
 
   /** Return one answer; `trouble` is the reason if it has no snapshot. */
-  async #fetch() {
+  async #fetch(path) {
     try {
-      const answer = await fetch('ui/data', {
+      const answer = await fetch(path, {
         headers: this.#keys.headers(),
         cache: 'no-store',
         signal: AbortSignal.timeout(PATIENCE_MS),
@@ -58,7 +78,7 @@ export class Feed {
       return { status: answer.status, body, trouble };
     } catch (error) {
       if (!(error instanceof TypeError || error instanceof DOMException || error instanceof SyntaxError)) throw error;
-      return { status: 0, trouble: 'No answer from the server; asking again.' };
+      return { status: 0, trouble: 'No answer from the server.' };
     }
   }
 }

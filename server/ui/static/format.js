@@ -52,3 +52,13 @@ export function bytes(value) {
   }
   return `${value < 10 && unit ? value.toFixed(1) : WHOLE.format(value)} ${UNITS[unit]}`;
 }
+
+/** A time of day: 18:44:05. */
+export function clock(date) {
+  return date.toLocaleTimeString('en-GB');
+}
+
+/** A time that goes on, in whole units: 4 s, 3 min. */
+export function elapsed(value) {
+  return value < 120 ? `${Math.max(1, Math.round(value))} s` : `${WHOLE.format(value / 60)} min`;
+}

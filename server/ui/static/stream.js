@@ -7,7 +7,8 @@ const PATH_TEXT = 'v1/completions';
 export class AnswerError extends Error {}
 
 /**
- * Ask, and yield `{ text, tokens, usage, reason }` as the answer comes: `tokens` counts up.
+ * Ask, and yield `{ text, tokens, readMs, usage, reason }` as the answer comes: `tokens` counts up, and pieces that
+ * came with one read of the network have the same `readMs`.
  * Throws AnswerError, or AbortError when `signal` says so.
  */
 export async function* answerTo({ messages, hasChat, model, mostTokens, temperature, headers, signal }) {
@@ -21,12 +22,13 @@ export async function* answerTo({ messages, hasChat, model, mostTokens, temperat
     signal,
   });
   if (!answer.ok) throw new AnswerError(await complaintOf(answer));
-  for await (const event of eventsOf(answer.body)) {
+  for await (const [event, readMs] of eventsOf(answer.body)) {
     if (event.error) throw new AnswerError(event.error.message);
     const choice = event.choices?.[0];
     yield {
       text: choice?.delta?.content ?? choice?.text ?? '',
       tokens: event.usage?.completion_tokens ?? 0,
+      readMs,
       usage: event.usage ?? null,
       reason: choice?.finish_reason ?? null,
     };
@@ -43,6 +45,7 @@ async function* eventsOf(stream) {
   let rest = '';
   for (;;) {
     const { value, done } = await reader.read();
+    const readMs = performance.now();
     if (done) throw new AnswerError('The connection ended before the answer did.');
     const parts = (rest + value).split('\n\n');
     rest = parts.pop();
@@ -51,7 +54,7 @@ async function* eventsOf(stream) {
         await reader.cancel();
         return;
       }
-      if (part.startsWith('data: ')) yield JSON.parse(part.slice(6));
+      if (part.startsWith('data: ')) yield [JSON.parse(part.slice(6)), readMs];
     }
   }
 }

@@ -3,6 +3,7 @@
 import { byId, colour, element, fit, onScheme, setText } from './dom.js';
 import * as format from './format.js';
 import { SHARE_S } from './history.js';
+import { isUnified, nameOf } from './names.js';
 
 const PITCH = 11; // pixels from cell to cell
 const CELL = 9;
@@ -19,7 +20,6 @@ const LANES = {
 };
 const ENDS = { hbm_ddr: ['hbm', 'ddr'], ddr_hbm: ['ddr', 'hbm'], ddr_ssd: ['ddr', 'ssd'], ssd_ddr: ['ssd', 'ddr'] };
 const UPWARD = new Set(['ddr_hbm', 'ssd_ddr']);
-const NAMES = { hbm: 'HBM', ddr: 'DDR', ssd: 'SSD' };
 const USED = 0;
 const CACHED = 1;
 const FREE = 255;
@@ -50,7 +50,8 @@ export class Tiers {
       this.#colours = null;
       this.#repaint();
     });
-    new ResizeObserver(() => this.#measure()).observe(this.#frame);
+    const sizes = new ResizeObserver(() => this.#measure());
+    for (const node of [this.#frame, ...this.#frame.querySelectorAll('.cells')]) sizes.observe(node);
     new IntersectionObserver(([entry]) => {
       this.#isSeen = entry.isIntersecting;
       if (this.#isSeen) this.#repaint();
@@ -59,14 +60,14 @@ export class Tiers {
 
   draw(history) {
     const { latest } = history;
-    const hasHost = latest.tiers.some((tier) => tier.tier === 'ddr');
     for (const [name, grid] of this.#grids) {
       const tier = latest.tiers.find((one) => one.tier === name);
-      if (tier) grid.write(tier, history, this.#palette, hasHost || latest.engine.device !== 'cpu');
+      grid.show(Boolean(tier) || isPossible(name, latest));
+      if (tier) grid.write(tier, history, this.#palette);
       else grid.writeMissing(name, latest);
     }
-    this.#writeLanes(history, hasHost);
-    this.#start(history, hasHost);
+    this.#writeLanes(history);
+    this.#start(history);
     this.#writeKeys(latest);
     this.#writeSources(history);
     this.#describe(latest);
@@ -74,7 +75,7 @@ export class Tiers {
   }
 
   /** Animate the blocks that landed since the last snapshot; of many, a few. */
-  #start(history, hasHost) {
+  #start(history) {
     const [before, latest] = history.recent.slice(-2);
     if (!latest || this.#still.matches || document.hidden) return;
     const now = performance.now();
@@ -83,7 +84,7 @@ export class Tiers {
       const ends = ENDS[route.route];
       const landed = route.blocks - (before.routes.find((one) => one.route === route.route)?.blocks ?? 0);
       if (!ends || landed <= 0) continue;
-      const [from, to] = ends.map((name) => this.#grids.get(name === 'ddr' && !hasHost ? 'hbm' : name));
+      const [from, to] = ends.map((name) => this.#grids.get(name === 'ddr' && isUnified(latest) ? 'hbm' : name));
       const count = Math.min(landed, MAX_STARTED, MAX_FLIGHTS - this.#flights.length);
       for (let one = 0; one < count; one += 1) {
         this.#flights.push(new Flight(from, to, now + (spread * one) / count, UPWARD.has(route.route)));
@@ -91,10 +92,12 @@ export class Tiers {
     }
   }
 
-  #writeLanes(history, hasHost) {
+  #writeLanes(history) {
+    const has = (name) => history.latest.tiers.some((tier) => tier.tier === name);
     for (const lane of this.#frame.querySelectorAll('.lane')) {
       const spec = LANES[lane.dataset.lane];
-      const isOff = lane.dataset.lane === 'hbm-ddr' && !hasHost;
+      const isOff = lane.dataset.lane === 'hbm-ddr' ? !has('ddr') : !has('ssd');
+      lane.hidden = isOff;
       for (const way of ['down', 'up']) {
         const node = lane.querySelector(`.${way}`);
         const route = history.latest.routes.find((one) => one.route === spec[way]);
@@ -126,7 +129,7 @@ export class Tiers {
     const box = byId('sources');
     box.hidden = !(total > 0) || missed == null;
     if (box.hidden) return;
-    const parts = [...tiers.map((tier, place) => [NAMES[tier.tier], rates[place] ?? 0, `source-${tier.tier}`]), ['computed', missed, 'source-computed']];
+    const parts = [...tiers.map((tier, place) => [nameOf(tier.tier, history.latest), rates[place] ?? 0, `source-${tier.tier}`]), ['computed', missed, 'source-computed']];
     const bars = fit(byId('sources-bar'), parts.length, () => element('div'));
     const keys = fit(byId('sources-keys'), parts.length, makeKey);
     parts.forEach(([name, value, className], place) => {
@@ -141,7 +144,7 @@ export class Tiers {
   #describe(latest) {
     if (latest.at_s - this.#saidAt < 10) return;
     this.#saidAt = latest.at_s;
-    const words = latest.tiers.map((tier) => `${NAMES[tier.tier]}: ${format.bytes(tier.used)} in use and ${format.bytes(tier.cached)} kept of ${format.bytes(tier.capacity)}`);
+    const words = latest.tiers.map((tier) => `${nameOf(tier.tier, latest)}: ${format.bytes(tier.used)} in use and ${format.bytes(tier.cached)} kept of ${format.bytes(tier.capacity)}`);
     this.#frame.setAttribute('aria-label', words.length ? `Tiers of memory. ${words.join('. ')}` : 'No tier has told anything yet');
   }
 
@@ -215,9 +218,14 @@ class TierGrid {
     if (this.#tier) this.#fill(this.#tier, -FLASH_MS);
   }
 
-  write(tier, history, palette, isApart) {
+  /** Show the tier, or nothing of it where another one stands for both. */
+  show(isShown) {
+    this.#node.hidden = !isShown;
+  }
+
+  write(tier, history, palette) {
     this.#node.classList.remove('is-missing');
-    setText(this.#node.querySelector('h3'), isApart ? NAMES[tier.tier] : 'RAM, device and host in one');
+    setText(this.#node.querySelector('h3'), nameOf(tier.tier, history.latest));
     setText(this.#node.querySelector('.amount'), `${format.bytes(tier.used)} in use, ${format.bytes(tier.cached)} kept, of ${format.bytes(tier.capacity)}`);
     const hits = history.rate((one) => one.tiers.find((other) => other.tier === tier.tier)?.hit_tokens ?? null);
     const gone = history.rate((one) => one.tiers.find((other) => other.tier === tier.tier)?.evictions ?? null);
@@ -235,7 +243,7 @@ class TierGrid {
 
   writeMissing(name, latest) {
     this.#node.classList.add('is-missing');
-    setText(this.#node.querySelector('h3'), NAMES[name]);
+    setText(this.#node.querySelector('h3'), nameOf(name, latest));
     setText(this.#node.querySelector('.amount'), whyMissing(name, latest));
     setText(this.#node.querySelector('.facts'), '');
     this.#tier = null;
@@ -328,10 +336,16 @@ function makeKey() {
   return item;
 }
 
+/** Whether a tier that does not exist is worth a word: it could be turned on. */
+function isPossible(name, { engine }) {
+  if (!engine.device) return name === 'hbm'; // nothing is known yet
+  return name !== 'ddr' || engine.device !== 'cpu';
+}
+
 function whyMissing(name, latest) {
   if (!latest.tiers.length) return latest.engine.state === 'ready' ? 'nothing told yet' : 'not loaded yet';
   if (name === 'ssd') return latest.disk_state === 'none' ? 'off: --kv-disk-path turns it on' : latest.disk_state;
-  return latest.engine.device === 'cpu' ? 'the one memory beside is both' : 'off: --kv-host-size turns it on';
+  return 'off: --kv-host-size turns it on';
 }
 
 /** Return the bytes of a tier by tenant, scaled to its total: a shared block counts for each of its tenants. */
