@@ -282,9 +282,7 @@ def record_mixed(
     return mixed
 
 
-def small_decoder(
-    ops: Ops, device: str, quantization: str = "auto", layers: int = 1, *, fills: bool = True
-) -> Decoder:
+def small_decoder(ops: Ops, device: str, quantization: str = "auto", layers: int = 1, *, fills: bool = True) -> Decoder:
     """Return a decoder, quantised on request, with random weights if it is to be filled here."""
     fields = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
