@@ -13,9 +13,10 @@ from starlette.responses import Response
 from tiercel import __version__
 from tiercel.errors import AdmissionError
 from tiercel.exposure import admin_host
+from tiercel.server.api.body_limit import BodyLimit
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import ApiRoute, make_router
-from tiercel.server.api.middleware import BodyLimit, ErrorBoundary, RequestAccounting
+from tiercel.server.api.middleware import ErrorBoundary, RequestAccounting
 from tiercel.server.api.openapi import DocumentedApp
 from tiercel.server.api.pipeline import GenerationPipeline
 from tiercel.server.api.routes.admin import AdminRoutes

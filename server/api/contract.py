@@ -12,8 +12,8 @@ from tiercel.server.http.failure import FaultBody
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
-BODY_REFUSALS = (400, 408, 413)
-"""The refusals of a body: malformed or invalid, too slow, too large."""
+BODY_REFUSALS = (400, 408, 413, 415)
+"""The refusals of a body: malformed or invalid, too slow, too large, in an encoding that is not decoded."""
 KEY_REFUSALS = (401,)
 """The refusals of a route that needs a key."""
 GENERATION_REFUSALS = (*BODY_REFUSALS, *KEY_REFUSALS, 404, 429, 500, 503, 504)

@@ -12,11 +12,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiercel.clock import Clock
-from tiercel.errors import AdmissionError
 from tiercel.server.engine.generation import Generation
 from tiercel.server.http.failure import fault_response, internal_error, slow_reader
 from tiercel.server.http.message_failure import is_of_messages
-from tiercel.server.http.watch import ClientGoneError, SlowReaderError, linger
+from tiercel.server.http.watch import ClientGoneError, SlowReaderError
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tracing.context import begin_context, read_context
 from tiercel.server.tracing.record import RequestRecord
@@ -35,7 +34,6 @@ _GENERATION_PATHS = (  # each of their requests has a log line
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
     *("/v1/embeddings", "/v1/rerank", "/v1/score"),
 )
-UPLOAD_PATH = "/v1/files"
 _CLIENT_CLOSED = 499  # logged status if the client closed the connection first
 _ENGINE_S = 5.0  # to wait for the report of an aborted sequence
 
@@ -167,42 +165,3 @@ class ErrorBoundary:
         )
         if record.status is None:
             await fault_response(internal_error(error_id), scope)(scope, receive, send)
-
-
-class BodyLimit:
-    """Refuses bodies over a limit, by the declared length and by the received length."""
-
-    def __init__(self, app: ASGIApp, limit_bytes: Callable[[], int], upload_bytes: Callable[[], int]) -> None:
-        """`upload_bytes` is the limit of uploaded files, which are written to disk as they arrive."""
-        self._app = app
-        self._limit_bytes = limit_bytes
-        self._upload_bytes = upload_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        is_upload = scope["method"] == "POST" and scope["path"].removeprefix(scope.get("root_path", "")) == UPLOAD_PATH
-        limit_bytes = self._upload_bytes() if is_upload else self._limit_bytes()
-        declared = Headers(scope=scope).get("content-length", "0")
-        if not declared.isdecimal() or int(declared[:20]) > limit_bytes:
-            await linger(receive)
-            await fault_response(_too_large(limit_bytes), scope)(scope, receive, send)
-            return
-        seen_bytes = 0
-
-        async def receive_counted() -> Message:
-            nonlocal seen_bytes
-            message = await receive()
-            if message["type"] == "http.request":
-                seen_bytes += len(message.get("body", b""))
-                if seen_bytes > limit_bytes:
-                    await linger(receive)
-                    raise _too_large(limit_bytes)
-            return message
-
-        await self._app(scope, receive_counted, send)
-
-
-def _too_large(limit_bytes: int) -> AdmissionError:
-    return AdmissionError(413, f"The request body is larger than {limit_bytes} bytes.", code="request_too_large")

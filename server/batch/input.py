@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from tiercel.server.batch.line import MAX_LINES, LineError, read_line
+from tiercel.byte_order import UTF8_MARK
+from tiercel.server.batch.line import MAX_LINES, WIDE_ENCODING, LineError, read_line
 from tiercel.server.batch.records import BatchFault
 
 _MAX_FAULTS = 100  # that are reported; the rest of the file is not read
@@ -22,7 +23,7 @@ def input_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
             piece = text
             while not piece.endswith(b"\n") and (piece := file.readline(_PIECE_BYTES)):
                 pass  # the rest of a long line
-            if text.strip():
+            if text.removeprefix(UTF8_MARK).strip():
                 yield number, text.rstrip(b"\r\n")
 
 
@@ -37,6 +38,8 @@ def check_input(path: Path, endpoint: str, max_bytes: int) -> tuple[int, list[Ba
             _check_line(text, endpoint, max_bytes, custom_ids)
         except LineError as exc:
             faults.append(exc.fault(number))
+            if exc.code == WIDE_ENCODING:
+                break
         if total > MAX_LINES:
             faults.append(BatchFault(code="too_many_lines", message=f"A batch can have at most {MAX_LINES} requests."))
         if len(faults) >= _MAX_FAULTS or total > MAX_LINES:

@@ -6,10 +6,13 @@ from collections.abc import Collection
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from tiercel.byte_order import UTF8_MARK, wide_encoding
 from tiercel.server.batch.records import BatchFault
 
 BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 """The paths that a line may name, if the server has them."""
+WIDE_ENCODING = "invalid_encoding"
+"""The code of a line in UTF-16 or UTF-32: so are all lines of the file."""
 MAX_CUSTOM_ID = 512  # characters
 MAX_LINES = 50_000  # of a batch; OpenAI's limit
 _SHOWN = 64  # characters of what a client wrote, in a message
@@ -88,7 +91,13 @@ _ANSWERED = msgspec.json.Decoder(_AnsweredLine)
 
 
 def read_line(text: bytes, endpoints: Collection[str]) -> BatchLine:
-    """Return the request of a line whose url is one of `endpoints`. Errors: LineError."""
+    """Return the request of a line whose url is one of `endpoints`. Errors: LineError.
+
+    A byte order mark of UTF-8 is left out: files with one may have been joined.
+    """
+    if (encoding := wide_encoding(text)) is not None:
+        raise LineError(WIDE_ENCODING, f"The line is {encoding}; the file must be UTF-8.")
+    text = text.removeprefix(UTF8_MARK)
     try:
         text.decode()
     except UnicodeDecodeError as exc:

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar, cast
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from tiercel.byte_order import UTF8_MARK, wide_encoding
 from tiercel.errors import AdmissionError
 from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.body_fault import crowded_field, diagnosed, not_json, shown_name
@@ -31,8 +32,8 @@ class InWorker(Protocol):
 async def read_body(request: Request, holding: BodyHolding, limit_s: float) -> bytearray:
     """Read the body of a request in at most `limit_s`; `holding` counts it as it arrives.
 
-    Errors: AdmissionError (408 if it comes too slowly, 413 from the body limit, 503 if there is no memory for it);
-    ClientGoneError.
+    A byte order mark of UTF-8 is left out. Errors: AdmissionError (408 if it comes too slowly, 413 and 415 from the
+    body limit, 400 if its encoding is wrong, 503 if there is no memory for it); ClientGoneError.
     """
     body = bytearray()
     try:
@@ -45,6 +46,10 @@ async def read_body(request: Request, holding: BodyHolding, limit_s: float) -> b
         raise AdmissionError(408, "The request body did not arrive in time.", code="request_timeout") from exc
     except ClientDisconnect as exc:
         raise ClientGoneError from exc
+    if (encoding := wide_encoding(body)) is not None:
+        raise AdmissionError(400, f"The body is {encoding}; send it as UTF-8.", code="invalid_encoding")
+    if body.startswith(UTF8_MARK):
+        del body[: len(UTF8_MARK)]
     return body
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from tiercel.errors import AdmissionError
+from tiercel.server.http.content_coding import ACCEPTED
 from tiercel.server.http.message_failure import encode_message_fault, is_of_messages, message_status
 from tiercel.server.http.nearest_route import nearest_route, shown
 
@@ -63,6 +64,8 @@ def fault_response(error: AdmissionError, scope: Scope) -> Response:
         headers["X-Should-Retry"] = "false"  # read by OpenAI's SDKs, which otherwise try twice more
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if error.status == 415:
+        headers["Accept-Encoding"] = ACCEPTED
     if error.code == SHUTTING_DOWN or error.status in (408, 413):
         headers["Connection"] = "close"
     request_id, is_anthropic = scope.get("state", {}).get("request_id"), is_of_messages(scope)

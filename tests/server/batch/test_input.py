@@ -25,6 +25,19 @@ def test_a_right_file_has_no_faults(tmp_path: Path) -> None:
     assert check(tmp_path, b"\n\r\n" + lines(1).replace(b"\n", b"\r\n") + b"\n") == (1, [])
 
 
+def test_a_byte_order_mark_of_utf_8_says_nothing_and_another_one_says_what_is_wrong(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    assert check(tmp_path, mark + lines(2)) == (2, [])
+    assert check(tmp_path, mark + line(0) + mark + line(1) + mark + b"\n") == (2, [])  # joined files
+    assert check(tmp_path, mark) == (0, [(None, "empty_file")])
+    for encoding in ("utf-16", "utf-16-le", "utf-32"):
+        total, faults = check(tmp_path, lines(20).decode().encode(encoding))
+        assert (total, faults) == (1, [(1, "invalid_encoding")])
+    source = tmp_path / "in"
+    source.write_bytes(mark + lines(2))
+    assert [number for number, _ in InputReader(source, CHAT, (), LIMIT).read(5)] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -1,0 +1,124 @@
+"""Compressed request bodies: decoded within the limit of bodies, in pieces that are counted before the next one."""
+
+import asyncio
+import bz2
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.server.bodies import TEXT
+from tests.server.harness import running, server_settings, text_body
+from tiercel.errors import AdmissionError
+from tiercel.server.http.content_coding import PIECE_BYTES, ContentDecoder, content_coding
+
+JSON = {"content-type": "application/json"}
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+FORMS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gzip": ("gzip", gzip.compress),
+    "members": ("gzip", lambda data: gzip.compress(data[:7]) + gzip.compress(data[7:]) + bytes(20)),
+    "zlib": ("deflate", zlib.compress),
+    "raw": ("deflate", raw_deflate),
+}
+
+
+def decoded(coding: str, data: bytes, cuts: list[int]) -> bytes:
+    decoder = ContentDecoder(coding)
+    pieces: list[bytes] = []
+    for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        decoder.feed(data[start:end])
+        while piece := decoder.take():
+            assert len(piece) <= PIECE_BYTES
+            pieces.append(piece)
+    decoder.finish()
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_any_split_of_a_body_gives_the_same_bytes(form: str) -> None:
+    coding, compress = FORMS[form]
+    rng = random.Random(form)
+    data = rng.randbytes(3000) + bytes(3 * PIECE_BYTES)
+    whole = compress(data)
+    assert decoded(coding, whole, []) == data
+    for _ in range(20):
+        assert decoded(coding, whole, sorted(rng.sample(range(len(whole)), 5))) == data
+    assert decoded(coding, whole[: len(whole) // 2] + whole[len(whole) // 2 :], list(range(1, 40))) == data
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_damaged_or_cut_body_is_refused(form: str) -> None:
+    coding, compress = FORMS[form]
+    data = compress(b'{"a": 1}' * 20)
+    wrong = [data[: len(data) // 2], b"\0" * 10 + data, b"{}", data + (b"x" if form != "members" else b"xyz")]
+    for body in wrong:
+        with pytest.raises(AdmissionError, match=f"{coding} data") as caught:
+            decoded(coding, body, [])
+        assert caught.value.status == 400
+    assert decoded(coding, b"", []) == b""
+
+
+def test_the_header_is_read_as_clients_write_it() -> None:
+    assert content_coding("") is content_coding("identity") is content_coding(" , ") is None
+    assert content_coding("X-GZIP") == content_coding("gzip, identity") == "gzip"
+    for value in ("br", "zstd", "gzip, gzip", "compress", "\x7f" * 1000):
+        with pytest.raises(AdmissionError) as caught:
+            content_coding(value)
+        assert caught.value.status == 415 and len(caught.value.message) < 200
+
+
+def test_compressed_requests_are_answered_and_others_named(model_folder: Path) -> None:
+    settings = replace(server_settings(model_folder), max_body_bytes=100_000)
+    body = json.dumps(text_body()).encode()
+
+    async def test() -> None:
+        async with running(settings) as server:
+
+            async def post(content: bytes, *codings: str, path: str = TEXT) -> tuple[int, str, str | None]:
+                headers = [*JSON.items(), *(("content-encoding", coding) for coding in codings)]
+                answer = await server.http.post(path, content=content, headers=headers)
+                code = None if answer.status_code == 200 else answer.json()["error"].get("code")
+                return answer.status_code, answer.headers.get("accept-encoding", ""), code
+
+            for coding, compress in FORMS.values():
+                assert (await post(compress(body), coding))[0] == 200
+            assert (await post(body, "identity"))[0] == 200
+            assert await post(bz2.compress(body), "br") == (415, "gzip, deflate", "unsupported_encoding")
+            assert (await post(gzip.compress(gzip.compress(body)), "gzip", "gzip"))[0] == 415
+            assert await post(body, "gzip") == (400, "", "invalid_encoding")
+            assert await post(gzip.compress(body)[:-4], "gzip") == (400, "", "invalid_encoding")
+            # 64 MiB in 64 kB: refused at the limit, before the rest is decoded
+            assert await post(gzip.compress(bytes(64 << 20)), "gzip") == (413, "", "request_too_large")
+            # many members of nothing expand to nothing, but they count as received
+            assert await post(gzip.compress(b"") * 6_000, "gzip") == (413, "", "request_too_large")
+            assert (await post(gzip.compress(body), "gzip", path="/tokenize"))[0] == 200
+            assert (await server.http.get("/v1/models", headers={"content-encoding": "br"})).status_code == 200
+
+    asyncio.run(test())
+
+
+def test_byte_order_marks(model_folder: Path) -> None:
+    settings = server_settings(model_folder)
+    text = json.dumps(text_body())
+
+    async def test() -> None:
+        async with running(settings) as server:
+            marked = await server.http.post(TEXT, content=text.encode("utf-8-sig"), headers=JSON)
+            assert marked.status_code == 200
+            for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"):
+                wide = await server.http.post(TEXT, content=text.encode(encoding), headers=JSON)
+                assert wide.status_code == 400
+                assert f"The body is {encoding[:6].upper()}" in wide.json()["error"]["message"]
+
+    asyncio.run(test())
