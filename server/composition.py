@@ -50,7 +50,7 @@ def build_context(
     origin: Resolved | None = None,
     stall_limit_s: Callable[[], float] = lambda: 0.0,
     *,
-    open_template: Callable[[str, Mapping[str, str]], TemplateRendering] = TemplatePool.open,
+    open_template: Callable[[str, Mapping[str, str], str | None], TemplateRendering] = TemplatePool.open,
     is_takeover: bool = False,
 ) -> ServerContext:
     """Read the tokenizer, template and sampling defaults of the model and connect the parts.
@@ -110,7 +110,7 @@ def build_context(
     traces = make_traces(settings.otlp_traces_endpoint)
     template = None  # last, because an error behind it would leave its process behind
     if codec.chat_template is not None:
-        template = ChatTemplate(open_template(codec.chat_template, codec.named_specials), codec)
+        template = ChatTemplate(open_template(codec.chat_template, codec.named_specials, codec.tool_template), codec)
     return ServerContext(
         configuration=configuration,
         codec=codec,
@@ -132,7 +132,7 @@ def build_context(
         batches=batches,
         grammars=GrammarChecker(folder / "tokenizer.json", weight_of=lambda name: _weight_of(tenants, name)),
         pooling=read_pooling(Path(settings.model), settings.pooling),
-        answer_style=AnswerStyle.of(settings.tool_call_parser, settings.reasoning_parser, codec.chat_template),
+        answer_style=AnswerStyle.of(settings.tool_call_parser, settings.reasoning_parser, codec.template_text),
         responses=responses,
         background=BackgroundRuns(),
         traces=traces,

@@ -31,6 +31,7 @@ class TemplateSource(Struct, frozen=True):
 
     text: str
     specials: dict[str, str]
+    tool_text: str | None = None  # of the template that renders conversations with tools; None: the same
 
 
 class RenderJob(Struct, frozen=True):

@@ -37,13 +37,19 @@ class TemplatePool:
 
     @staticmethod
     def open(
-        text: str, specials: Mapping[str, str], *, limit_s: float = LIMIT_S, num_workers: int = _NUM_WORKERS
+        text: str,
+        specials: Mapping[str, str],
+        tool_text: str | None = None,
+        *,
+        limit_s: float = LIMIT_S,
+        num_workers: int = _NUM_WORKERS,
     ) -> "TemplatePool":
         """Start the first process and compile the template in it.
 
-        Errors: ConfigError if the template does not compile, or the process cannot run.
+        `tool_text`: see `TemplateSource`. Errors: ConfigError if the template does not compile, or the process cannot
+        run.
         """
-        source = encode_frame(TemplateSource(text, dict(specials)))
+        source = encode_frame(TemplateSource(text, dict(specials), tool_text))
         workers = WorkerPool(_MODULE, source, limit_s=limit_s, num_workers=num_workers)
         try:
             answer = opened_decoder.decode(workers.start_one())

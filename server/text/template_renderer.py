@@ -23,13 +23,23 @@ _FAILURES = (
 class TemplateRenderer:
     """A compiled template. A rendering may take any time: `TemplatePool` renders in a process that can be killed."""
 
-    def __init__(self, source: str, specials: Mapping[str, str], *, today: Callable[[], datetime.datetime]) -> None:
-        """Compile a template. Errors: ConfigError."""
+    def __init__(
+        self,
+        source: str,
+        specials: Mapping[str, str],
+        tool_source: str | None = None,
+        *,
+        today: Callable[[], datetime.datetime],
+    ) -> None:
+        """Compile a template. `tool_source`: see `TemplateSource.tool_text`. Errors: ConfigError."""
         self._specials = specials
         environment = _environment(today)
+        sources = (source,) if tool_source is None else (source, tool_source)
         try:
-            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-            self._template = environment.from_string(source)
+            parsed = [meta.find_undeclared_variables(environment.parse(text)) for text in sources]
+            self.variables = frozenset[str]().union(*parsed)
+            self._template, *_ = templates = [environment.from_string(text) for text in sources]
+            self._tool_template = templates[-1]
         except (jinja2.TemplateError, MemoryError, RecursionError) as exc:
             message = f"the chat template does not compile: {exc or type(exc).__name__}"
             raise ConfigError("chat_template.syntax", message) from exc
@@ -46,8 +56,10 @@ class TemplateRenderer:
         }
         parts: list[str] = []
         letters = 0
+        has_tools = bool(job.tools) or any(one.tool_calls or one.role == "tool" for one in job.messages)
+        template = self._tool_template if has_tools else self._template
         try:
-            for part in self._template.generate(values):
+            for part in template.generate(values):
                 letters += len(part)
                 if letters > job.max_letters:
                     raise _refusal("The chat template writes too much text.", "chat_template_limit")

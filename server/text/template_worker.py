@@ -22,7 +22,7 @@ COMPILE_S = 10.0
 def _compile(frame: bytearray) -> tuple[bytes, Work]:
     source = source_decoder.decode(frame)
     try:
-        renderer = TemplateRenderer(source.text, source.specials, today=datetime.datetime.now)
+        renderer = TemplateRenderer(source.text, source.specials, source.tool_text, today=datetime.datetime.now)
     except ConfigError as exc:
         failure = encode_frame(TemplateFailure(exc.message, exc.code))
         return failure, lambda frame: failure

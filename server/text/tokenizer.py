@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import logging
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,10 @@ from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
 from tiercel.server.text.vocabulary import Vocabulary, is_control
 
+_TEMPLATES = ("default", "tool_use")  # of named templates; those of other names are for other uses
 _NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+log = logging.getLogger(__name__)
 
 
 class TextCodec:
@@ -22,7 +26,13 @@ class TextCodec:
     Encoding releases the interpreter lock: call it in a worker thread. All methods are thread-safe.
     """
 
-    def __init__(self, tokenizer_json: str, config: dict[str, object], chat_template: str | None) -> None:
+    def __init__(
+        self,
+        tokenizer_json: str,
+        config: dict[str, object],
+        chat_template: str | None,
+        tool_template: str | None = None,
+    ) -> None:
         self._json = tokenizer_json
         self._tokenizer = _parse(tokenizer_json)
         self._plain: tuple[Tokenizer, dict[int, int]] | None = None
@@ -30,6 +40,17 @@ class TextCodec:
         self.vocabulary = Vocabulary.of(self._tokenizer)
         self.named_specials = _named_specials(config)
         self.chat_template = chat_template
+        self.tool_template = tool_template  # renders conversations with tools instead
+        self._bos: int | None = None
+        if (bos := self.named_specials.get("bos_token")) is not None:
+            self._bos = self._tokenizer.token_to_id(bos)
+
+    @property
+    def template_text(self) -> str | None:
+        """The text of all chat templates, in which the formats of answers are recognised."""
+        if self.chat_template is None or self.tool_template is None:
+            return self.chat_template
+        return f"{self.chat_template}\n{self.tool_template}"
 
     @property
     def special_texts(self) -> tuple[str, ...]:
@@ -39,6 +60,17 @@ class TextCodec:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text in which special tokens are recognised."""
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def warn_of_double_bos(self, prompts: Iterable[Sequence[int]]) -> None:
+        """Log once if a prompt begins with BOS twice: its text has it, and the tokenizer adds it."""
+        if self._bos is None:
+            return
+        if any(len(tokens) > 1 and tokens[0] == tokens[1] == self._bos for tokens in prompts):
+            self._bos = None  # said
+            log.warning(
+                "prompt begins with BOS twice: its text spells it and the tokenizer adds it; "
+                "send add_special_tokens=false, or the text without it"
+            )
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a text in which no control token is recognised.
@@ -84,8 +116,8 @@ def load_text_codec(folder: Path, chat_template: str | None = None) -> TextCodec
     with _named_file(path):
         text = path.read_text(encoding="utf-8")
         config = _read_object(folder / "tokenizer_config.json")
-        template = _read_template(folder, config, chat_template)
-        return TextCodec(text, config, template)
+        templates = _read_templates(folder, config, chat_template)
+        return TextCodec(text, config, templates.get("default"), templates.get("tool_use"))
 
 
 @contextlib.contextmanager
@@ -119,32 +151,38 @@ def _read_object(path: Path) -> dict[str, object]:
     return read_json_object(path) if path.is_file() else {}
 
 
-def _read_template(folder: Path, config: dict[str, object], override: str | None) -> str | None:
+def _read_templates(folder: Path, config: dict[str, object], override: str | None) -> dict[str, str]:
+    """Return the chat templates by name, from where transformers keeps them. `default` is the usual one.
+
+    A file is preferred to tokenizer_config.json. An override stands for all templates. Errors: ConfigError; OSError.
+    """
     if override is not None:
         if "{" in override or "\n" in override:
-            return override
+            return {"default": override}
         try:
-            return Path(override).read_text(encoding="utf-8")
+            return {"default": Path(override).read_text(encoding="utf-8")}
         except OSError as exc:
             raise ConfigError("chat_template.unreadable", f"cannot read the chat template {override}: {exc}") from exc
-    beside = folder / "chat_template.jinja"
-    if beside.is_file():
-        return beside.read_text(encoding="utf-8")
-    return _template_of(config.get("chat_template"))
+    paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    paths |= {path.stem.removeprefix("chat_template_"): path for path in folder.glob("chat_template_*.jinja")}
+    if (beside := folder / "chat_template.jinja").is_file():
+        paths["default"] = beside
+    named = _templates_of(config.get("chat_template"))
+    return named | {name: path.read_text(encoding="utf-8") for name, path in paths.items() if name in _TEMPLATES}
 
 
-def _template_of(value: object) -> str | None:
-    """Return the template, or the template called `default` of a list of named templates."""
+def _templates_of(value: object) -> dict[str, str]:
+    """Return the templates of a field that is a template, or a list of named ones."""
     if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        for entry in cast(list[object], value):
-            if isinstance(entry, dict):
-                named = cast(dict[str, object], entry)
-                template = named.get("template")
-                if named.get("name") == "default" and isinstance(template, str):
-                    return template
-    return None
+        return {"default": value}
+    found: dict[str, str] = {}
+    for entry in cast(list[object], value) if isinstance(value, list) else ():
+        if isinstance(entry, dict):
+            named = cast(dict[str, object], entry)
+            name, template = named.get("name"), named.get("template")
+            if isinstance(name, str) and name in _TEMPLATES and isinstance(template, str):
+                found[name] = template
+    return found
 
 
 def _named_specials(config: dict[str, object]) -> dict[str, str]:

@@ -59,9 +59,9 @@ def server_settings(model_folder: Path) -> ServerSettings:
     return ServerSettings(model=str(model_folder), served_model_names=(MODEL, "alias"), port=0)
 
 
-def _render_here(source: str, specials: Mapping[str, str]) -> TemplateRendering:
+def _render_here(source: str, specials: Mapping[str, str], tool_source: str | None) -> TemplateRendering:
     """Render in this process: starting another one takes a tenth of a second."""
-    return TemplateRenderer(source, specials, today=datetime.datetime.now)
+    return TemplateRenderer(source, specials, tool_source, today=datetime.datetime.now)
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +74,7 @@ async def running(
     origin: Resolved | None = None,
     writes_bodies: bool = True,
     limits: ConnectionLimits | None = None,
-    open_template: Callable[[str, Mapping[str, str]], TemplateRendering] = _render_here,
+    open_template: Callable[[str, Mapping[str, str], str | None], TemplateRendering] = _render_here,
 ) -> AsyncIterator[Running]:
     """Serve until the block ends; with `writes_bodies=False` as on a server that has no `BodyWriter`."""
     context = changed(build_context(settings, origin=origin, open_template=open_template))

@@ -169,7 +169,7 @@ def test_the_environment_of_the_process_has_no_keys(monkeypatch: pytest.MonkeyPa
 
 def test_a_chat_gets_400_and_the_next_one_an_answer(model_folder: Path, codec: TextCodec) -> None:
     async def test() -> None:
-        def open_template(source: str, specials: object) -> TemplatePool:
+        def open_template(source: str, specials: object, tool_source: str | None) -> TemplatePool:
             return TemplatePool.open(SOURCE, {"bos_token": "<s>"}, limit_s=0.5)
 
         async with running(server_settings(model_folder), open_template=open_template) as server:
