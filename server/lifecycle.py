@@ -244,6 +244,8 @@ class Daemon:
         admin = {} if admin_sock is None else {"admin_url": url_of(settings, admin_sock)}
         load_s, engine_pid = round(ready.load_s, 2), self._supervisor.pid
         self._log.info("ready", url=url, **admin, model=name, load_s=load_s, engine_pid=engine_pid)
+        if (size := self._context.codec.vocabulary.size) > ready.vocab_size:  # prompts with the others are refused
+            self._log.warning("tokenizer_larger_than_model", tokens=size, model_tokens=ready.vocab_size)
         greeting = _greeting(url, name, settings, has_chat=self._context.template is not None)
         more = "".join(f"\n  /admin, /metrics and /ui: {address}" for address in admin.values())
         page = next(iter(admin.values()), url)

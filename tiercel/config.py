@@ -283,6 +283,7 @@ def _settle(values: Mapping[str, object], given: Collection[str]) -> Settings:
         model=folder,
         kv_disk_paths=paths,
         kv_disk_daily_bytes=daily_bytes if paths else 0,
+        tokenizer_folder=None if server.tokenizer is None else str(Path(server.tokenizer).absolute()),
         cache_folder=cache,
     )
     server = replace(server, model=folder, served_model_names=_served_names(server))

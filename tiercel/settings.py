@@ -271,6 +271,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
     ] = 0.0  # an engine that a program constructs does not measure unless it asks
     async_scheduling: Annotated[bool, Option(SCHEDULER, "Launch one step ahead of the commit.", is_rare=True)] = True
 
+    tokenizer_folder: str | None = None  # whose tokens may be drawn; set by `tiercel.config`; None = the model's
     cache_folder: str | None = None  # keeps measured and computed results; set by `tiercel.config`; None = nowhere
 
     @property

@@ -32,7 +32,7 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of hidden states.
+        """Return the logits of hidden states, -inf for ids without a token.
 
         Shapes: hidden [N, hidden]; returns [N, vocab_size], in float32 or in the type of the activations.
         """

@@ -10,6 +10,7 @@ from torch import Tensor
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.config import DecoderConfig
 from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
+from tiercel.engine.models.logit_mask import LogitMask
 from tiercel.engine.models.moe import ExpertPart, MixtureMLP
 from tiercel.engine.models.ops import Angles, AttentionParts, LayerParts, LayerRunner, Ops
 from tiercel.engine.models.phases import AttentionCall, Phases, run_in_turn
@@ -204,6 +205,7 @@ class Decoder:
         self._ops = ops
         self._rotary = Rotary(config.rope, config.head_dim, precision.activations, device)
         self.tier = tier
+        self.logit_mask: LogitMask | None = None  # of ids without a token
         self.lacks_expert_tier = False  # the folder of the experts could not be used: all are in memory
         self._layers = tuple(Layer(config, index, ops, precision, device, tier) for index in range(config.layers))
         for mixture, following in pairwise(self.mixtures):
@@ -352,4 +354,5 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
-        return self._head.forward(hidden)
+        logits = self._head.forward(hidden)
+        return logits if self.logit_mask is None else self.logit_mask.apply_no_sync(logits)

@@ -26,6 +26,8 @@ from tiercel.engine.models.config import (
 )
 from tiercel.engine.models.decoder import Decoder, PrefersNative
 from tiercel.engine.models.fused_experts import renaming_of
+from tiercel.engine.models.generation import read_end_tokens
+from tiercel.engine.models.logit_mask import read_logit_mask
 from tiercel.engine.models.native_ops import NativeOps
 from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.precision import (
@@ -53,6 +55,7 @@ from tiercel.errors import ConfigError, system_error
 from tiercel.settings import EngineSettings, ModelImpl
 
 if TYPE_CHECKING:
+    from tiercel.engine.models.transformers_backend import TransformersModel
     from tiercel.engine.models.transformers_outline import Outline
 
 log = logging.getLogger(__name__)
@@ -111,10 +114,24 @@ def load_model(
 ) -> Model:
     """Build the model of a folder and load its weights. `library`: the native kernels; without them torch computes.
 
-    `prefers_native`: see `Decoder.pack`.
+    `prefers_native`: see `Decoder.pack`. Ids that no token of the tokenizer has are masked.
 
     Errors: ConfigError with one line that names the wrong field, file or tensor.
     """
+    model = _load_unmasked(settings, device, attention, progress, library, prefers_native)
+    tokenizer, end_tokens = Path(settings.tokenizer_folder or settings.model), read_end_tokens(Path(settings.model))
+    model.logit_mask = read_logit_mask(tokenizer, model.vocab_size, end_tokens, device)
+    return model
+
+
+def _load_unmasked(
+    settings: EngineSettings,
+    device: torch.device,
+    attention: Attention,
+    progress: Progress | None,
+    library: NativeLibrary | None,
+    prefers_native: PrefersNative | None,
+) -> "Decoder | TransformersModel":
     found = examine_model(settings, CpuProducts.of(library) if device.type == "cpu" else None)
     if found.warning:
         log.warning("dtype %s", found.warning)
@@ -148,7 +165,7 @@ def load_foreign(
     device: torch.device,
     attention: Attention,
     progress: Progress | None = None,
-) -> Model:
+) -> "TransformersModel":
     """Load a candidate in transformers' code, and compare what it computes. Errors: see `load_transformers`."""
     # lazy: as above
     from tiercel.engine.models.transformers_backend import load_transformers

@@ -15,6 +15,7 @@ from tiercel.engine.attention.base import Attention
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.bridge import INTERFACE_NAME, Bridge
 from tiercel.engine.models.config import ConfigFields
+from tiercel.engine.models.logit_mask import LogitMask
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.probe import check_paged_logits, own_logits, probe_prompts
 from tiercel.engine.models.transformers_outline import Outline, distinct_tensors, quiet, translated
@@ -76,6 +77,7 @@ class TransformersModel:
         self.vocab_size, self.max_model_len = outline.vocab_size, outline.max_model_len
         self.precision = Precision(weights=model.dtype, activations=model.dtype, kv=kv)
         self.fingerprint = fingerprint
+        self.logit_mask: LogitMask | None = None  # of ids without a token
         self.weights_bytes = sum(tensor.nbytes for tensor in distinct_tensors(model).values())
         self._bridge = bridge
         self._model = model
@@ -96,7 +98,8 @@ class TransformersModel:
         """See `Model.logits`."""
         self._head_only.hidden = hidden[None]
         try:
-            return self._model(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
+            logits: Tensor = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
+            return logits if self.logit_mask is None else self.logit_mask.apply_no_sync(logits)
         finally:
             self._head_only.hidden = None
 

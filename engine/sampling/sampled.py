@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from tiercel.engine.sampling.upload import CopyLink, HostLink
@@ -52,15 +53,18 @@ class Sampled:
 def token_logprobs(sampled: Sampled, seqs: Sequence[SeqId]) -> tuple[TokenLogprobs, ...]:
     """Return the log-probabilities of a call, one entry for each row that requested them.
 
+    Ids that have no token, whose logits are -inf, are not listed.
+
     The copies of `sampled` on the host must be complete; `seqs` are the N sequences of the call, in its order.
     """
     found = sampled.logprobs
     if found is None:
         return ()
     tokens = sampled.tokens.tolist()
+    num_listed: list[int] = (found.top_logprobs != -torch.inf).sum(dim=1).tolist()
     columns = zip(
         found.indices,
-        found.num_top,
+        map(min, found.num_top, num_listed),
         found.sampled.tolist(),
         found.ranks.tolist(),
         found.top_tokens.tolist(),

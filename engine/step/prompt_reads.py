@@ -20,6 +20,7 @@ from tiercel.plan import Slice
 from tiercel.scheduler.sequence import SequenceProgress
 
 _CHUNK_ELEMENTS_CPU = 1 << 20  # 4 MiB of float32 logits at a time
+_LEAST_LOGPROB = -9999.0  # of an id in the prompt that has no token: JSON has no -inf, and vLLM writes this number
 _CHUNK_ELEMENTS = 1 << 24  # 64 MiB: limits the memory and needs few launches
 _MIN_ROWS = 16  # a product with fewer rows reads the whole head for little
 
@@ -74,16 +75,22 @@ class ReadStates:
         return ReadStates(self.read, *map(link.fetch_no_sync, tensors))
 
     def part(self) -> PromptReading:
-        """Return the values for the report. The copies on the host must be complete."""
+        """Return the values for the report. The copies on the host must be complete.
+
+        Ids that have no token, whose logits are -inf, are not listed; there are as many of them at each position.
+        """
+        num_top = self.top_tokens.shape[1]
+        if num_top:
+            num_top = int((self.top_logprobs != -torch.inf).sum(dim=1).min())
         return PromptReading(
             seq=self.read.seq,
             start=self.read.start,
             end=self.read.end,
-            num_top=self.top_tokens.shape[1],
+            num_top=num_top,
             logprobs=self.logprobs.numpy().tobytes(),
             ranks=self.ranks.numpy().astype(np.uint32).tobytes(),
-            top_tokens=self.top_tokens.numpy().astype(np.uint32).tobytes(),
-            top_logprobs=self.top_logprobs.numpy().tobytes(),
+            top_tokens=self.top_tokens[:, :num_top].numpy().astype(np.uint32).tobytes(),
+            top_logprobs=self.top_logprobs[:, :num_top].numpy().tobytes(),
             state_sum=self.state_sum.numpy().tobytes(),
         )
 
@@ -135,7 +142,7 @@ def _logprobs_no_sync(
         raw = logits_of(hidden.narrow(0, read.at + first, part.stop - first)).float()
         whole = raw.logsumexp(dim=-1, keepdim=True)
         chosen = raw.gather(1, tokens[part, None])
-        logprobs[part] = (chosen - whole).squeeze(1)
+        logprobs[part] = (chosen - whole).squeeze(1).clamp_min(_LEAST_LOGPROB)
         ranks[part] = (raw > chosen).sum(dim=-1) + 1
         if num_top:
             top = raw.topk(num_top, dim=-1)

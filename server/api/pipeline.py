@@ -23,7 +23,7 @@ from tiercel.server.api.deadline import DEADLINE_EXCEEDED, QUEUE_TIMEOUT, deadli
 from tiercel.server.api.delta_encoder import ReplyShape
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan
-from tiercel.server.api.prompt import encode_bad_words
+from tiercel.server.api.prompt import check_drawable, encode_bad_words
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.schemas.sampling import SamplingFields, StreamOptions
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
@@ -201,6 +201,7 @@ class GenerationPipeline:
         with record.tokenising():
             prompts = await call.tokenize(limits)
             plan = await self._planned(call, limits)
+            check_drawable(plan.params.allowed_token_ids, self._context.codec)
             if call.fields.bad_words:
                 plan = await self._with_bad_words(plan, call.fields.bad_words, limits)
         plan = await self._with_grammar(plan, limits, tenant, call.fields.cache_salt, record)

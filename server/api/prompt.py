@@ -13,6 +13,7 @@ from tiercel.server.text.tokenizer import TextCodec
 
 MAX_PROMPTS = 64
 _MAX_SHRINKING = 4  # factor by which a normaliser may shorten a text
+_SHOWN_BELOW = 10**12  # a longer number is not repeated in an error
 
 
 def split_prompts(prompt: object, field: str = "prompt", most: int = MAX_PROMPTS) -> list[str] | list[list[int]]:
@@ -75,6 +76,8 @@ def encode_texts(
     for text in texts:
         check_text_length(len(text), codec, limits)
     prompts = [codec.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+    if add_special_tokens:
+        codec.warn_of_double_bos(prompts)
     if not all(prompts):
         raise empty_prompt(field)
     check_tokens(prompts, limits, field)
@@ -108,7 +111,21 @@ def check_tokens(prompts: Sequence[list[int]], limits: ModelLimits, field: str) 
     """
     for tokens in prompts:
         if tokens and (min(tokens) < 0 or max(tokens) >= limits.vocab_size):
-            raise AdmissionError(400, f"{field}: a token id is out of vocabulary", param=field)
+            wrong = min(tokens) if min(tokens) < 0 else max(tokens)
+            raise AdmissionError(
+                400,
+                f"{field}: token id {wrong if abs(wrong) < _SHOWN_BELOW else '...'} is out of vocabulary: the model has"
+                f" {limits.vocab_size} tokens, 0 to {limits.vocab_size - 1}",
+                param=field,
+            )
+
+
+def check_drawable(allowed: Sequence[int], codec: TextCodec) -> None:
+    """Check that one of `allowed_token_ids` has a token: others are never drawn. Errors: AdmissionError (400)."""
+    if allowed and all(codec.token_name(token) is None for token in allowed):
+        raise AdmissionError(
+            400, "allowed_token_ids: the tokenizer has a token for none of these ids", param="allowed_token_ids"
+        )
 
 
 def check_text_length(letters: int, codec: TextCodec, limits: ModelLimits) -> None:

@@ -45,6 +45,24 @@ def test_the_tokens_are_those_of_torch(rows: int, vocab_size: int, dtype: torch.
     assert not bad_rows.any()
 
 
+def test_ids_without_a_token_are_never_drawn() -> None:
+    """Their logits are -inf; see `engine.models.logit_mask`."""
+    rows, vocab_size, end = 12, 5000, 4100
+    logits = draw(vocab_size, rows, vocab_size) * 3
+    tokenless = torch.arange(vocab_size) >= end
+    tokenless[[0, 17, 4099]] = True
+    logits[:, tokenless] = -torch.inf
+    keys = torch.from_numpy(noise_keys(np.arange(rows) * 7919 - 5, np.arange(rows) + 100))
+    temperatures = torch.tensor([0.0, 0.3, 1.0, 5.0])[torch.arange(rows) % 4]
+    wanted, _ = draw_by_torch(logits, keys, temperatures)
+
+    tokens, bad_rows = draw_no_sync(logits, draws_of(keys, temperatures))
+
+    assert torch.equal(tokens, wanted)
+    assert not tokenless[tokens].any()
+    assert not bad_rows.any()
+
+
 def test_the_lowest_of_equal_ones_wins() -> None:
     logits = draw(1, 3, 9000)
     logits[0, [20, 300, 8999]] = 50.0

@@ -28,6 +28,32 @@ def test_bad_words_are_banned_at_the_start_of_a_text_and_behind_a_space(model_fo
     with_server(server_settings(model_folder), test)
 
 
+def test_ids_without_a_token_alone_are_not_allowed(model_folder: Path, codec: TextCodec) -> None:
+    """The engine never draws them, and so could draw nothing."""
+    (absent, *others) = (token for token in range(1024) if codec.token_name(token) is None)
+
+    async def test(server: Running) -> None:
+        error = await refusal_of(server, CHAT, chat_body(allowed_token_ids=[absent, others[0]]))
+        assert "allowed_token_ids: the tokenizer has a token for none of these ids" in error["message"]
+        await answer_of(server, CHAT, chat_body(allowed_token_ids=[absent, 7], max_tokens=1))
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_text_of_a_tokenizer_that_is_larger_than_the_model_is_refused_by_id(
+    model_folder: Path, codec: TextCodec
+) -> None:
+    tokens = codec.encode("hello world", add_special_tokens=False)
+    model = Script(vocab_size=max(tokens))
+
+    async def test(server: Running) -> None:
+        error = await refusal_of(server, TEXT, text_body("hello world"))
+        largest = max(tokens)
+        assert f"token id {largest} is out of vocabulary: the model has {largest} tokens" in error["message"]
+
+    with_server(server_settings(model_folder), test, model)
+
+
 def test_allowed_tokens_reach_the_engine(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         await answer_of(server, CHAT, chat_body(allowed_token_ids=[7, 9], max_tokens=1))
