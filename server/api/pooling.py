@@ -27,15 +27,21 @@ class PoolingStyle(Struct, frozen=True):
     pooling: Pooling | None  # None: the model needs one that this server does not have
     hidden_size: int | None  # numbers of a vector; None if config.json does not tell
     reason: str = ""  # why there is none
+    is_declared: bool = False  # the model's files say how to pool, as those of models that were trained for it do
+
+    @property
+    def score(self) -> str:
+        """The meaning of the numbers of /v1/score and /v1/rerank, as the value of the header `x-tiercel-score`."""
+        return f"cosine; model={'embedding' if self.is_declared else 'generative'}"
 
 
 def read_pooling(model: Path, source: PoolingSource) -> PoolingStyle:
     """Return the pooling; "auto" is what the files of sentence-transformers say, and "last" without such files."""
     config = model / "config.json"
     size = _hidden_size(read_json_object(config)) if config.is_file() else None
-    if source != "auto":
-        return PoolingStyle(source, size)
     modules = _modules(model / "modules.json")
+    if source != "auto":
+        return PoolingStyle(source, size, is_declared="Pooling" in modules)
     unknown = [kind for kind in modules if kind not in _KNOWN_MODULES]
     if unknown:
         return PoolingStyle(None, size, f"its modules.json has a module {unknown[0]}")
@@ -47,7 +53,7 @@ def read_pooling(model: Path, source: PoolingSource) -> PoolingStyle:
         modes.append(mode)
     if len(modes) != 1 or modes[0] not in _POOLING_BY_MODE:
         return PoolingStyle(None, size, f"its pooling is {', '.join(modes) or 'not known'}")
-    return PoolingStyle(_POOLING_BY_MODE[modes[0]], size)
+    return PoolingStyle(_POOLING_BY_MODE[modes[0]], size, is_declared=True)
 
 
 def _modules(path: Path) -> dict[str, str]:

@@ -29,6 +29,7 @@ class RequestRecord:
         self.model: str | None = None  # under the name that the client used
         self.ignored_fields: tuple[str, ...] = ()  # of the body, unknown and without effect
         self.service: str | None = None  # full | shortened | deferred; None = the tenant has full service only
+        self.score: str | None = None  # what the scores of the answer are; see `PoolingStyle.score`
         self.rate_headers: Callable[[], list[tuple[bytes, bytes]]] | None = None
         self.parsed_s: float | None = None  # when the body had been read and its fields checked
         self.tokenising_s: float | None = None
@@ -83,6 +84,8 @@ class RequestRecord:
         headers = [] if self.rate_headers is None else self.rate_headers()
         if self.service is not None:
             headers.append((b"x-tiercel-service", self.service.encode()))
+        if self.score is not None:
+            headers.append((b"x-tiercel-score", self.score.encode()))
         if self.ignored_fields:
             headers.append((b"x-tiercel-ignored-fields", ", ".join(self.ignored_fields).encode()))
         if self.is_generation:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
+from tiercel.server.api.middleware import record_of
 from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
 from tiercel.server.api.pooled_call import PooledCall
 from tiercel.server.api.prompt import split_prompts
@@ -41,10 +42,12 @@ class EmbeddingRoutes:
 
     async def score(self, request: Request) -> Response:
         """Return the similarity of each pair of texts."""
+        record_of(request.scope).score = self._context.pooling.score
         return await self._pipeline.answer(request, self._read_pairs)
 
     async def rerank(self, request: Request) -> Response:
         """Return documents in the order of their similarity to a query."""
+        record_of(request.scope).score = self._context.pooling.score
         return await self._pipeline.answer(request, self._read_documents, ("documents",))
 
     def _read_inputs(self, body: dict[str, object]) -> ReadCall:

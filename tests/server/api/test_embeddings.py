@@ -148,6 +148,10 @@ def test_the_order_of_documents(model_folder: Path, codec: TextCodec) -> None:
         assert [entry["score"] for entry in scored["data"]] == pytest.approx(scores)
         pairs = (await server.http.post(SCORE, json={"text_1": texts, "text_2": texts})).json()
         assert [entry["score"] for entry in pairs["data"]] == pytest.approx([1.0, 1.0, 1.0])
+        for path, fields in ((RERANK, body), (SCORE, {"text_1": "a", "text_2": "b"})):
+            said = (await server.http.post(path, json=fields)).headers["x-tiercel-score"]
+            assert said == "cosine; model=generative"
+        assert "x-tiercel-score" not in (await server.http.post(EMBEDDINGS, json={"input": "a"})).headers
 
     with_server(server_settings(model_folder), test)
 
@@ -211,6 +215,7 @@ def test_the_pooling_of_a_model(tmp_path: Path, model_folder: Path) -> None:
     ):
         config.write_text(json.dumps(fields))
         assert read_pooling(tmp_path, "auto").pooling == pooling
+        assert read_pooling(tmp_path, "mean").score == "cosine; model=embedding"
     modules.append({"type": "sentence_transformers.models.Dense", "path": "3_Dense"})
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     style = read_pooling(tmp_path, "auto")
