@@ -13,6 +13,9 @@ ANSWERS = 4
 
 _TEXT_BYTES = 16  # of a token: its text, once as it is collected and once as JSON
 _PARSED_BYTES = 24  # of a token of an answer with calls or thoughts: its parts, once in pieces and once as JSON texts
+_OBJECT_BYTES = 250  # of a log-probability in an event: the objects, and its JSON
+_MAX_LETTER_BYTES = 4
+_SHOWN_TOKEN_BYTES = 16  # of a token that an answer repeats: its place in a list, and its number in JSON
 _RETRY_S = 5
 
 
@@ -28,13 +31,21 @@ def answer_bytes(params: Sequence[SamplingParams], choices: int, *, is_parsed: b
     )
 
 
-def prompt_bytes(params: Sequence[SamplingParams], lengths: Sequence[int]) -> int:
-    """Return the memory of the log-probabilities of prompts of these lengths in tokens, one set for each prompt."""
+def prompt_bytes(params: Sequence[SamplingParams], lengths: Sequence[int], *, in_events: bool = False) -> int:
+    """Return the memory of the log-probabilities of prompts of these lengths in tokens, one set for each prompt.
+
+    `in_events`: the first event of a choice has them all, as objects.
+    """
     return sum(
-        length * logprobs_bytes(one.prompt_logprobs)
+        length * (logprobs_bytes(one.prompt_logprobs) + (_OBJECT_BYTES * (1 + one.prompt_logprobs) if in_events else 0))
         for one, length in zip(params, lengths, strict=True)
         if one.prompt_logprobs is not None
     )
+
+
+def repeated_bytes(texts: Sequence[str], tokens: int, choices: int) -> int:
+    """Return the memory of prompts that the answer repeats for each choice: their texts, and so many tokens."""
+    return (sum(map(len, texts)) * _MAX_LETTER_BYTES + tokens * _SHOWN_TOKEN_BYTES) * choices
 
 
 class AnswerRoom:
@@ -74,21 +85,36 @@ class AnswerBudget:
         """The bytes that are reserved now."""
         return self._held_bytes
 
-    def check_prompts(self, params: Sequence[SamplingParams], lengths: Sequence[int]) -> None:
+    def check_prompts(
+        self, params: Sequence[SamplingParams], lengths: Sequence[int], *, in_events: bool = False
+    ) -> None:
         """Refuse log-probabilities of prompts, of these lengths in tokens, that are too large alone.
 
         Errors: AdmissionError (400) naming the fields and the limit.
         """
-        size, limit = prompt_bytes(params, lengths), self._limit_bytes()
+        size, limit = prompt_bytes(params, lengths, in_events=in_events), self._limit_bytes()
         if size > limit:
             count = max(one.prompt_logprobs or 0 for one in params)
             raise AdmissionError(
                 400,
                 f"The log-probabilities of the prompt take {size} bytes of memory: {sum(lengths)} tokens with {count}"
                 f" log-probabilities each. An answer can take {limit} bytes (--max-answer-bytes). Please reduce"
-                " prompt_logprobs, or logprobs if echo is set, or the length of the prompt.",
+                f" prompt_logprobs, or logprobs if echo is set, or the length of the prompt"
+                f"{', or set stream to false' if in_events else ''}.",
                 code="answer_too_large",
                 param="prompt_logprobs",
+            )
+
+    def check_repeated(self, size: int, choices: int, field: str) -> None:
+        """Refuse prompts that are repeated in the answer and too large alone. Errors: AdmissionError (400)."""
+        limit = self._limit_bytes()
+        if size > limit:
+            raise AdmissionError(
+                400,
+                f"{field}: the prompts, repeated for {choices} choices, take {size} bytes of memory. An answer can take"
+                f" {limit} bytes (--max-answer-bytes). Please reduce n or the prompts, or leave {field} out.",
+                code="answer_too_large",
+                param=field,
             )
 
     def check(
@@ -117,23 +143,26 @@ class AnswerBudget:
         params: Sequence[SamplingParams],
         choices: int,
         lengths: Sequence[int],
-        pooled_bytes: int = 0,
+        other_bytes: int = 0,
         *,
         is_parsed: bool = False,
+        in_events: bool = False,
     ) -> AnswerRoom:
         """Reserve the memory of an answer to prompts of these lengths in tokens. `choices`: 0 for a stream, whose
-        outputs are not kept. `pooled_bytes`: of vectors. Errors: AdmissionError (503) with Retry-After if there is too
-        little.
+        outputs are not kept. `other_bytes`: of vectors and repeated prompts. Errors: as of `reserve_bytes`.
         """
         has_logprobs = any(one.logprobs is not None for one in params)
         size = answer_bytes(params, choices, is_parsed=is_parsed) if has_logprobs else 0
-        size += prompt_bytes(params, lengths) + pooled_bytes
+        return self.reserve_bytes(size + prompt_bytes(params, lengths, in_events=in_events) + other_bytes)
+
+    def reserve_bytes(self, size: int) -> AnswerRoom:
+        """Reserve so much memory. Errors: AdmissionError (503) with Retry-After if there is too little."""
         if size and self._held_bytes + size > ANSWERS * self._limit_bytes():
             self._on_refused()
             raise AdmissionError(
                 503,
-                "The server holds too many answers with log-probabilities or vectors. Please try again later, or set"
-                " stream to true.",
+                "The server holds too many large answers: with log-probabilities, vectors or repeated prompts. Please"
+                " try again later, or set stream to true.",
                 code="overloaded",
                 kind="server_error",
                 retry_after_s=_RETRY_S,

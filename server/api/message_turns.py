@@ -116,6 +116,9 @@ def chat_messages(fields: MessagePromptFields) -> list[Message]:
                 turns.add_texts(turn.role, [])  # an empty turn is a turn
             for index, block in enumerate(turn.content):
                 turns.add_block(turn.role, block, f"{place}.content.{index}")
+    for message in turns.messages:  # growing one text would copy it for each block
+        if isinstance(thoughts := message.get("reasoning_content"), list):
+            message["reasoning_content"] = "\n".join(cast(list[str], thoughts))
     return turns.messages
 
 
@@ -137,9 +140,10 @@ class _Turns:
             case _, "text":
                 self.add_texts(role, [_text(block, "text", place)])
             case "assistant", "thinking":
-                last = self._last(role)
-                thoughts = (last.get("reasoning_content"), _text(block, "thinking", place))
-                last["reasoning_content"] = "\n".join(str(one) for one in thoughts if one)
+                if thought := _text(block, "thinking", place):
+                    self._list(self._last(role), "reasoning_content").append(thought)
+                else:
+                    self._last(role)
             case "assistant", "redacted_thinking":
                 self._last(role)  # nobody here can read it
             case "assistant", "tool_use":

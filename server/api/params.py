@@ -75,6 +75,7 @@ class SamplingPlan(Struct, frozen=True, kw_only=True):
     returns_tokens: bool = False
     is_streamed: bool = False
     pooled_bytes: int = 0  # memory of the vector of each prompt
+    held_bytes: int = 0  # memory that the answer takes beside its outputs
     rules: TextRules
     constraint: Constraint | None = None  # not checked yet; its grammar is set in `params` once it is
     is_parsed: bool = False  # answers are split into calls, thoughts and content

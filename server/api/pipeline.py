@@ -5,6 +5,7 @@ A route reads the body, checks its own fields and wraps them into a `GenerationC
 
 import contextlib
 import secrets
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -16,11 +17,12 @@ from starlette.responses import Response
 
 from tiercel.errors import AdmissionError
 from tiercel.request import SamplingParams, pack_tokens
-from tiercel.server.api.answer_budget import AnswerRoom
+from tiercel.server.api.answer_budget import AnswerRoom, repeated_bytes
 from tiercel.server.api.begun import BegunAnswer
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.deadline import DEADLINE_EXCEEDED, QUEUE_TIMEOUT, deadline_of, queue_limit_of
 from tiercel.server.api.delta_encoder import ReplyShape
+from tiercel.server.api.expansion import LISTED_TOKEN_BYTES, check_submission
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan
 from tiercel.server.api.prompt import check_drawable, encode_bad_words
@@ -183,6 +185,7 @@ class GenerationPipeline:
                 limits = self._time_limits(fields, request, tenant, record)
                 preparing = limits.prepare(self._prepare(call, tenant, record, holding), record)
                 prepared = await run_watched(preparing, request.receive)
+                holding.grow(self._submission_bytes(prepared))
                 with contextlib.ExitStack() as until_submitted:
                     room = until_submitted.enter_context(self._reserve(prepared, fields))
                     generation, prompts = self._submit(prepared, fields, tenant, entry, record)
@@ -200,6 +203,7 @@ class GenerationPipeline:
             limits = await self._context.limits(tenant)
         with record.tokenising():
             prompts = await call.tokenize(limits)
+            holding.grow(LISTED_TOKEN_BYTES * sum(map(len, prompts)))
             plan = await self._planned(call, limits)
             check_drawable(plan.params.allowed_token_ids, self._context.codec)
             if call.fields.bad_words:
@@ -234,6 +238,12 @@ class GenerationPipeline:
         record.ignored_fields += grammar.ignored
         return replace(plan, params=replace(plan.params, grammar=grammar.text))
 
+    def _submission_bytes(self, prepared: _PreparedCall) -> int:
+        """Return what the engine gets of a call. Errors: AdmissionError (413) if it is too much."""
+        lengths = [len(prompt) for prompt in prepared.prompts]
+        limit_bytes = self._context.settings.max_pending_body_bytes
+        return check_submission(lengths, prepared.params[0], prepared.plan.n, limit_bytes)
+
     def _reserve(self, prepared: _PreparedCall, fields: SamplingFields) -> AnswerRoom:
         """Reserve the memory of a whole answer. Of a stream, only what repeats the prompt takes memory.
 
@@ -241,12 +251,17 @@ class GenerationPipeline:
         """
         plan, answers, params = prepared.plan, self._context.answers, prepared.params
         lengths = [len(prompt) * (plan.n if plan.is_streamed else 1) for prompt in prepared.prompts]
-        answers.check_prompts(params, lengths)
+        in_events = plan.is_streamed and plan.echo is not None
+        answers.check_prompts(params, lengths, in_events=in_events)
         if not plan.is_streamed:
             answers.check(params, plan.n, plan.max_tokens_field, is_parsed=plan.is_parsed)
-        pooled_bytes = plan.pooled_bytes * len(params)
+        texts = [echo.text or "" for echo in prepared.echoes]
+        shown_tokens = sum(map(len, prepared.prompts)) if plan.returns_tokens else 0
+        repeated = repeated_bytes(texts, shown_tokens, plan.kept or plan.n)
+        answers.check_repeated(repeated, plan.n, "return_token_ids" if plan.returns_tokens else "echo")
+        other_bytes = plan.pooled_bytes * len(params) + repeated + plan.held_bytes
         choices = 0 if plan.is_streamed else plan.n
-        return answers.reserve(params, choices, lengths, pooled_bytes, is_parsed=plan.is_parsed)
+        return answers.reserve(params, choices, lengths, other_bytes, is_parsed=plan.is_parsed, in_events=in_events)
 
     def _time_limits(
         self, fields: SamplingFields, request: Request, tenant: Tenant, record: RequestRecord
@@ -302,10 +317,11 @@ class GenerationPipeline:
         answers: list[PromptAnswer] = []
         for index, tokens in enumerate(prepared.prompts):
             echo = prepared.echoes[index] if prepared.echoes else _NO_ECHO
+            kept = array("I", tokens)  # as long as the request runs
             for choice in range(plan.kept or plan.n):
                 facts = submission.facts[index * plan.n + (choice if plan.is_streamed else 0)]
                 logprobs = DrawnTokens(facts.prompt_logprobs, vocabulary)
-                answers.append(PromptAnswer(tokens, echo.text, logprobs, facts.read_pooled, echo.starts))
+                answers.append(PromptAnswer(kept, echo.text, logprobs, facts.read_pooled, echo.starts))
         return answers
 
     async def _echoed(

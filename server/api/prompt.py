@@ -1,6 +1,7 @@
 """The prompts of a request, checked and tokenised."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeGuard, cast
 
 from tiercel.errors import AdmissionError
@@ -9,7 +10,7 @@ from tiercel.server.api.conversation import read_messages, tools_json
 from tiercel.server.api.params import ModelLimits, too_long
 from tiercel.server.api.schemas.chat import ChatTemplateFields
 from tiercel.server.text.chat_template import ChatOptions, ChatPrompt, ChatTemplate, read_switches
-from tiercel.server.text.tokenizer import TextCodec
+from tiercel.server.text.tokenizer import LongTextError, TextCodec
 
 MAX_PROMPTS = 64
 _MAX_SHRINKING = 4  # factor by which a normaliser may shorten a text
@@ -70,18 +71,38 @@ def _wrong_prompt(field: str) -> AdmissionError:
 
 
 def encode_texts(
-    codec: TextCodec, texts: Sequence[str], limits: ModelLimits, *, add_special_tokens: bool, field: str = "prompt"
+    codec: TextCodec,
+    texts: Sequence[str],
+    limits: ModelLimits,
+    *,
+    add_special_tokens: bool,
+    field: str = "prompt",
+    most_tokens: int | None = None,
 ) -> list[list[int]]:
-    """Tokenise prompts. Texts that are certainly too long are refused before. Errors: AdmissionError (400)."""
+    """Tokenise prompts. Texts that are certainly too long are refused before. Errors: AdmissionError (400).
+
+    `most_tokens` of a long text are counted; None: as many as a sequence can have.
+    """
+    most = limits.longest if most_tokens is None else most_tokens
     for text in texts:
         check_text_length(len(text), codec, limits)
-    prompts = [codec.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+    with refusing_long_texts(limits):
+        prompts = [codec.encode(text, add_special_tokens=add_special_tokens, most_tokens=most) for text in texts]
     if add_special_tokens:
         codec.warn_of_double_bos(prompts)
     if not all(prompts):
         raise empty_prompt(field)
     check_tokens(prompts, limits, field)
     return prompts
+
+
+@contextlib.contextmanager
+def refusing_long_texts(limits: ModelLimits) -> Generator[None]:
+    """Refuse a text whose tokens were not all counted. Errors: AdmissionError (400)."""
+    try:
+        yield
+    except LongTextError as exc:
+        raise too_long(exc.at_least, limits, at_least=True) from exc
 
 
 def encode_bad_words(words: Sequence[str], codec: TextCodec, limits: ModelLimits) -> tuple[tuple[int, ...], ...]:
@@ -145,10 +166,16 @@ def _least_tokens(letters: int, codec: TextCodec) -> int:
 
 
 def chat_work(
-    fields: ChatTemplateFields, template: ChatTemplate, codec: TextCodec, limits: ModelLimits
+    fields: ChatTemplateFields,
+    template: ChatTemplate,
+    codec: TextCodec,
+    limits: ModelLimits,
+    *,
+    most_tokens: int | None = None,
 ) -> Callable[[], ChatPrompt]:
     """Check messages; return the work that renders and tokenises them, to be run by a worker.
 
+    `most_tokens` of a long conversation are counted; None: as many as a sequence can have.
     Errors: AdmissionError (400).
     """
     continues = _continues(fields)
@@ -162,10 +189,12 @@ def chat_work(
         continue_final_message=continues,
         switches=read_switches(fields.chat_template_kwargs or {}, template) + _texts(fields, template),
         tools=tools,
+        most_tokens=limits.longest if most_tokens is None else most_tokens,
     )
 
     def work() -> ChatPrompt:
-        prompt = template.encode(messages, options)
+        with refusing_long_texts(limits):
+            prompt = template.encode(messages, options)
         check_tokens([prompt.tokens], limits, "messages")
         return prompt
 

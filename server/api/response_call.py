@@ -50,6 +50,9 @@ def in_our_words() -> Generator[None]:
         raise renamed(exc) from exc
 
 
+_HEAD_COPIES = 3  # of the instructions: in the response, and in the events before the first delta
+
+
 class MessageTurns:
     """The messages of a conversation, of which the oldest turns may be left out. A turn begins with a user's message.
 
@@ -108,7 +111,7 @@ class ResponseCall:
     def plan(self, limits: ModelLimits) -> SamplingPlan:
         with in_our_words():
             plan = self.chat.plan(limits)
-        return replace(plan, max_tokens_field="max_output_tokens")
+        return replace(plan, max_tokens_field="max_output_tokens", held_bytes=_HEAD_COPIES * self.input.head_bytes)
 
     async def tokenize(self, limits: ModelLimits) -> list[list[int]]:
         with in_our_words():

@@ -18,6 +18,7 @@ from tiercel.server.http.watch import ClientGoneError
 
 MAX_CONVERSATION = 4 * MAX_MESSAGES
 """Maximum number of stored items, and turns, of one conversation: thoughts, a text and calls are one message."""
+_MAX_LETTER_BYTES = 4
 _MESSAGE_BYTES = 2048  # of a message as an object, beside its texts
 
 
@@ -63,6 +64,11 @@ class ResponseInput:
         """The memory of the stored items as messages, those several times that are there several times."""
         stored = [*self._stored_before, *(item for item in self._items if isinstance(item, StoredItem))]
         return sum(item.decoded_bytes for item in stored) + _MESSAGE_BYTES * len(stored)
+
+    @property
+    def head_bytes(self) -> int:
+        """The memory of the instructions, which the response repeats."""
+        return _MAX_LETTER_BYTES * len(self._instructions or "")
 
     def abandon(self) -> None:
         """Make `messages` end with the item that it is reading: nobody waits for it any more."""

@@ -68,14 +68,16 @@ class InputReader:
         self._answered = answered
 
     def read(self, count: int) -> list[tuple[int, bytes]]:
-        """Return the next requests without an answer, at most `count`; none at the end of the file.
+        """Return the next requests without an answer, at most `count` and about a megabyte; none at the end.
 
         Errors: LineError if the file has changed since it was checked; OSError.
         """
         lines: list[tuple[int, bytes]] = []
+        size = 0
         for number, text in self._lines:
             if read_line(text, (self._endpoint,)).custom_id not in self._answered:
                 lines.append((number, text))
-            if len(lines) >= count:
+                size += len(text)
+            if len(lines) >= count or size >= _PIECE_BYTES:
                 break
         return lines

@@ -6,6 +6,7 @@ bounded number of slots, which tenants get in turn.
 
 import asyncio
 import contextlib
+import functools
 import random
 import secrets
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
 from tiercel.server.batch.book import BatchBook
+from tiercel.server.batch.byte_gate import ByteGate
 from tiercel.server.batch.durable import NO_ROOM
 from tiercel.server.batch.input import InputReader, check_input
 from tiercel.server.batch.line import (
@@ -37,10 +39,12 @@ from tiercel.server.batch.route_call import RouteAnswer, RouteCaller
 from tiercel.server.batch.run import BatchRun, RunEnd
 from tiercel.server.batch.spool import FileSpool, OnDisk, new_file_id
 from tiercel.server.tenancy.tenants import Tenant
+from tiercel.units import MIB
 
 T = TypeVar("T")
 
 _LINE_BYTES = 4096  # of a line besides its body
+_LINES_BYTES = 16 * MIB  # of a tenant's lines that are being answered; a longer line is answered alone
 _RETRY_STATUSES = (429, 503)  # a limit or an overload: the line is asked again
 _MIN_RETRY_S = 0.5
 _UNKNOWN_RETRY_S = 2.0
@@ -204,7 +208,7 @@ class BatchWorker:
         record, path = run.record, self._spool.path_of(run.record.input_file_id)
         limit = max(self._spool.space.limits.file_bytes, self._conditions.max_body_bytes)
         reader = InputReader(path, record.endpoint, run.answered, limit)
-        own_slots, fault = asyncio.Semaphore(self._concurrency), None
+        own_slots, line_bytes, fault = asyncio.Semaphore(self._concurrency), ByteGate(_LINES_BYTES), None
         try:
             async with asyncio.TaskGroup() as tasks:
                 while lines := await self._on_disk(lambda: reader.read(self._concurrency)):
@@ -212,8 +216,10 @@ class BatchWorker:
                         await own_slots.acquire()
                         if run.end in (RunEnd.STOPPED, RunEnd.CANCELLED):
                             break
+                        await line_bytes.enter(len(text))
                         task = tasks.create_task(self._answer_line(run, number, read_line(text, (record.endpoint,))))
                         task.add_done_callback(lambda _: own_slots.release())
+                        task.add_done_callback(functools.partial(_leave, line_bytes, len(text)))
                     if run.end in (RunEnd.STOPPED, RunEnd.CANCELLED):
                         break
         except* (OSError, LineError) as group:
@@ -336,6 +342,10 @@ class BatchWorker:
                 if exc.errno not in NO_ROOM or self._is_stopping:
                     raise
             await asyncio.sleep(_ROOM_S)
+
+
+def _leave(gate: ByteGate, size: int, _task: object) -> None:
+    gate.leave(size)
 
 
 def _line_answer(line: BatchLine, answer: RouteAnswer, request_id: str) -> LineAnswer:

@@ -25,6 +25,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     switches: tuple[tuple[str, bool | str], ...] = ()
     tools: str = ""  # see `RenderJob`
+    most_tokens: int | None = None  # of the prompt
 
 
 class ChatPrompt(Struct, frozen=True):
@@ -84,12 +85,12 @@ class ChatTemplate:
 
         Content without control tokens gives exactly the ids of the whole rendering. Content that spells a control token
         is encoded separately, as plain text.
-        Errors: AdmissionError (400) if the template refuses the messages.
+        Errors: AdmissionError (400) if the template refuses the messages; LongTextError.
         """
         if not self.knows_tools and (options.tools or any(map(_has_tools, messages))):
             messages, options = described(messages, options.tools), replace(options, tools="")
         text = self._render_whole(messages, options)
-        tokens = self._codec.encode(text, add_special_tokens=False)
+        tokens = self._codec.encode(text, add_special_tokens=False, most_tokens=options.most_tokens)
         pattern = self._control_text
         if pattern is None:
             return ChatPrompt(text, tokens)

@@ -20,6 +20,19 @@ _NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 log = logging.getLogger(__name__)
 
 
+_PIECE_LETTERS = 16 * 1024
+_PIECE_SLACK = 64  # tokens by which a piece may have more than its part of the whole text
+_LONG_LETTERS = 4 * _PIECE_LETTERS
+
+
+class LongTextError(Exception):
+    """A text has more tokens than it may have. `at_least` is a number of them."""
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__()
+        self.at_least = at_least
+
+
 class TextCodec:
     """One tokenizer, and a copy of it that recognises no control tokens.
 
@@ -57,8 +70,14 @@ class TextCodec:
         """The texts that the tokenizer reads as special tokens."""
         return self.vocabulary.special_texts
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of a text in which special tokens are recognised."""
+    def encode(self, text: str, *, add_special_tokens: bool, most_tokens: int | None = None) -> list[int]:
+        """Return the ids of a text in which special tokens are recognised.
+
+        The tokenizer takes 150 to 400 bytes for each token while it works. With `most_tokens` a long text that has
+        more is refused after as many have been counted, piece by piece. Errors: LongTextError.
+        """
+        if most_tokens is not None and len(text) > max(_LONG_LETTERS, most_tokens):
+            self._refuse_long(text, most_tokens)
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def warn_of_double_bos(self, prompts: Iterable[Sequence[int]]) -> None:
@@ -71,6 +90,15 @@ class TextCodec:
                 "prompt begins with BOS twice: its text spells it and the tokenizer adds it; "
                 "send add_special_tokens=false, or the text without it"
             )
+
+    def _refuse_long(self, text: str, most_tokens: int) -> None:
+        count = 0
+        for start in range(0, len(text), _PIECE_LETTERS):
+            piece = text[start : start + _PIECE_LETTERS]
+            tokens = len(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0])
+            count += max(tokens - _PIECE_SLACK, 0)
+            if count > most_tokens:
+                raise LongTextError(count)
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a text in which no control token is recognised.

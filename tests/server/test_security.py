@@ -20,15 +20,30 @@ def test_every_rule_has_a_test_that_exists() -> None:
     rows = dict(ROW.findall(PAGE.read_text(encoding="utf-8")))
     assert list(rows) == [f"S{number}" for number in range(1, 15)]
     for rule, cell in rows.items():
-        names = re.findall(r"`([^`]+)`", cell)
-        assert names, rule
-        for name in names:
-            path, _, test = name.partition("::")
-            assert (ROOT / path).exists(), (rule, name)
-            if test:
-                tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-                functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-                assert test in functions, (rule, name)
+        _check_tests(rule, cell)
+
+
+def test_every_field_that_stands_for_more_has_a_bound_and_a_test_that_exist() -> None:
+    _, _, section = PAGE.read_text(encoding="utf-8").partition("## Expansion\n")
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 20
+    for field, factor, bound, tests in rows:
+        assert factor.strip(), field
+        for path in re.findall(r"`(server/[^`]+)`", bound):
+            assert (ROOT / path).is_file(), (field, path)
+        _check_tests(field, tests)
+
+
+def _check_tests(rule: str, cell: str) -> None:
+    names = re.findall(r"`([^`]+)`", cell)
+    assert names, rule
+    for name in names:
+        path, _, test = name.partition("::")
+        assert (ROOT / path).exists(), (rule, name)
+        if test:
+            tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+            functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+            assert test in functions, (rule, name)
 
 
 def test_ruff_refuses_what_unpickles(tmp_path: Path) -> None:

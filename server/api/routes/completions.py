@@ -107,7 +107,8 @@ class _CompletionCall:
         for given in (*self.prompts, suffix):
             if isinstance(given, str):
                 check_text_length(len(given), codec, limits)
-        add, after = self.fields.add_special_tokens, codec.encode(suffix, add_special_tokens=False)
+        add = self.fields.add_special_tokens
+        (after,) = encode_texts(codec, [suffix], limits, add_special_tokens=False, field="suffix")
         if len(after) >= limits.longest:
             raise too_long(len(after), limits)
         prompts = [fill_in.prompt(codec, given, after, add_special_tokens=add) for given in self.prompts]

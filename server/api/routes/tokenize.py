@@ -19,6 +19,7 @@ from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 from tiercel.server.api.schemas.unsupported import refuse_unsupported, refuse_unsupported_in_messages
 from tiercel.server.http.body_budget import BodyHolding
+from tiercel.server.http.pieces import PieceAnswer
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.admission import Entry
 from tiercel.server.tenancy.auth import tenant_of
@@ -72,7 +73,7 @@ class TokenizeRoutes:
             names = [codec.token_name(token) for token in tokens] if with_names else None
             return msgspec.json.encode(TokenizeReply(len(tokens), limits.max_model_len, tokens, names))
 
-        return Response(await self._context.in_worker(reply), media_type="application/json")
+        return await self._answer(reply)
 
     async def _detokenized(self, body: dict[str, object], holding: BodyHolding) -> Response:
         with holding.displaceable():
@@ -83,19 +84,40 @@ class TokenizeRoutes:
 
         def reply() -> bytes:
             check_tokens([tokens], limits, "tokens")
+            self._check_text(tokens)
             return msgspec.json.encode(DetokenizeReply(self._context.codec.decode(tokens)))
 
-        return Response(await self._context.in_worker(reply), media_type="application/json")
+        return await self._answer(reply)
+
+    def _check_text(self, tokens: list[int]) -> None:
+        """Refuse tokens of a text that is too large for an answer. Errors: AdmissionError (400)."""
+        codec, limit_bytes = self._context.codec, self._context.settings.max_answer_bytes
+        if len(tokens) * codec.vocabulary.longest_bytes <= limit_bytes:
+            return
+        size = sum(len((codec.token_name(token) or "").encode()) for token in tokens)
+        if size > limit_bytes:
+            raise AdmissionError(
+                400,
+                f"tokens: their text takes up to {size} bytes; at most {limit_bytes} are allowed (--max-answer-bytes).",
+                code="answer_too_large",
+                param="tokens",
+            )
+
+    async def _answer(self, reply: Callable[[], bytes]) -> Response:
+        """Return an answer that a worker makes; its memory counts until it is sent."""
+        body = await self._context.in_worker(reply)
+        return PieceAnswer([body], lambda: self._context.answers.reserve_bytes(len(body)))
 
     def _text_work(self, body: dict[str, object], limits: ModelLimits) -> tuple[TokenWork, bool]:
         fields = read_fields(TokenizeTextFields, body)
         self._context.model_name(fields.model)
-        codec = self._context.codec
+        codec, most = self._context.codec, self._context.max_values
 
         def work() -> list[int]:
             if not fields.prompt:
                 return []
-            return encode_texts(codec, [fields.prompt], limits, add_special_tokens=fields.add_special_tokens)[0]
+            add = fields.add_special_tokens
+            return encode_texts(codec, [fields.prompt], limits, add_special_tokens=add, most_tokens=most)[0]
 
         return work, bool(fields.return_token_strs)
 
@@ -108,7 +130,8 @@ class TokenizeRoutes:
                 400, "add_special_tokens is not supported for messages: the chat template has them",
                 param="add_special_tokens",
             )  # fmt: skip
-        work = chat_work(fields, self._context.chat_template(), self._context.codec, limits)
+        context = self._context
+        work = chat_work(fields, context.chat_template(), context.codec, limits, most_tokens=context.max_values)
         return lambda: work().tokens, bool(fields.return_token_strs)
 
 

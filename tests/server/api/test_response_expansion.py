@@ -325,3 +325,20 @@ def test_a_stream_that_is_made_anew_is_counted_and_gives_way(model_folder: Path,
         await until(lambda: bodies.held_bytes == 0)
 
     with_server(replace(server_settings(model_folder), max_pending_body_bytes=2_000_000), test, script(codec))
+
+
+def test_instructions_count_until_their_answer_is_sent(model_folder: Path, codec: TextCodec) -> None:
+    async def test(server: Running) -> None:
+        answers = server.context.answers
+        asking = asyncio.create_task(server.http.post(PATH, json=body(instructions="word " * 40, stream=True)))
+        await until(lambda: bool(server.engine.running))
+        assert answers.held_bytes >= 3 * 200
+        assert (await asking).status_code == 200
+        await until(lambda: answers.held_bytes == 0)
+        room = answers.reserve_bytes(4 * MIB - 100)
+        full = await server.http.post(PATH, json=body(instructions="word " * 40, stream=True))
+        assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
+        room.release()
+
+    settings = replace(server_settings(model_folder), max_answer_bytes=MIB)
+    with_server(settings, test, script(codec, "Hello there, world!", step_s=0.02))

@@ -88,6 +88,13 @@ def test_the_reader_leaves_out_what_was_answered(tmp_path: Path) -> None:
     assert found == [1, 3, 4, 5, 7]
 
 
+def test_a_portion_of_large_lines_ends_with_the_first_megabyte(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.write_bytes(b"".join(line(number, body={"text": "x" * 600_000}) for number in range(5)))
+    reader = InputReader(source, CHAT, (), 10_000_000)
+    assert [len(reader.read(8)) for _ in range(4)] == [2, 2, 1, 0]
+
+
 def test_stream_is_found_in_a_body() -> None:
     for value, expected in ((True, True), (1, True), ("x", True), (False, False), (None, False)):
         body = {"stream": value, "stream_options": {}}
