@@ -154,8 +154,10 @@ def test_decoding_ends_when_nobody_waits_for_it() -> None:
 class _Gated:
     """A template whose renderings wait while its gate is closed."""
 
-    def __init__(self, source: str, specials: Mapping[str, str], gate: threading.Event) -> None:
-        self._renderer = TemplateRenderer(source, specials, today=datetime.datetime.now)
+    def __init__(
+        self, source: str, specials: Mapping[str, str], tool_source: str | None, gate: threading.Event
+    ) -> None:
+        self._renderer = TemplateRenderer(source, specials, tool_source, today=datetime.datetime.now)
         self._gate = gate
 
     @property
@@ -177,7 +179,7 @@ def _with_gate(
     gate.set()
 
     async def run() -> None:
-        async with running(settings, script, open_template=lambda source, names: _Gated(source, names, gate)) as server:
+        async with running(settings, script, open_template=lambda *source: _Gated(*source, gate)) as server:
             try:
                 await test(server, gate)
             finally:
