@@ -179,7 +179,10 @@ def _with_gate(
     gate.set()
 
     async def run() -> None:
-        async with running(settings, script, open_template=lambda *source: _Gated(*source, gate)) as server:
+        def gated(source: str, specials: Mapping[str, str], tool_source: str | None) -> _Gated:
+            return _Gated(source, specials, tool_source, gate)
+
+        async with running(settings, script, open_template=gated) as server:
             try:
                 await test(server, gate)
             finally:
