@@ -140,4 +140,11 @@ def _tokenizer(settings: Settings, vocab_size: int) -> Iterator[tuple[str, str]]
     yield "special tokens", " ".join(codec.special_texts) or "none"
     yield "end of sequence", " ".join(codec.token_name(token) or f"{token}" for token in ends) or "none"
     yield "chat template", "yes" if context.template else "none: /v1/chat/completions is not available"
+    style = context.answer_style
+    if context.template is not None:
+        for note in style.notes:
+            warn(note)
+        described = "" if context.template.knows_tools else ", described in the prompt: the template shows no tools"
+        yield "tool calls", "none" if style.form is None else f"{style.form.name}{described}"
+        yield "thoughts", style.thoughts
     yield "sampling", f"temperature {defaults.temperature:g}, top_p {defaults.top_p:g}, top_k {defaults.top_k}"

@@ -110,7 +110,8 @@ def build_context(
     traces = make_traces(settings.otlp_traces_endpoint)
     template = None  # last, because an error behind it would leave its process behind
     if codec.chat_template is not None:
-        template = ChatTemplate(open_template(codec.chat_template, codec.named_specials, codec.tool_template), codec)
+        renderer = open_template(codec.chat_template, codec.named_specials, codec.tool_template)
+        template = ChatTemplate.open(renderer, codec)
     return ServerContext(
         configuration=configuration,
         codec=codec,
@@ -132,7 +133,9 @@ def build_context(
         batches=batches,
         grammars=GrammarChecker(folder / "tokenizer.json", weight_of=lambda name: _weight_of(tenants, name)),
         pooling=read_pooling(Path(settings.model), settings.pooling),
-        answer_style=AnswerStyle.of(settings.tool_call_parser, settings.reasoning_parser, codec.template_text),
+        answer_style=AnswerStyle.of(
+            settings.tool_call_parser, settings.reasoning_parser, codec.template_text, template
+        ),
         responses=responses,
         background=BackgroundRuns(),
         traces=traces,

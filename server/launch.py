@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import TextIO
 
+import structlog
 from msgspec.structs import replace
 
 from tiercel.config import Resolved
@@ -78,6 +79,8 @@ def serve(
                 lambda: supervisor.stall_limit_s,
                 is_takeover=before is not None,
             )
+            for note in context.answer_style.notes:
+                structlog.stdlib.get_logger("server.launch").warning("answer_format", note=note)
             if isinstance(supervisor, RemoteEngines):
                 supervisor.read_heartbeat_s = lambda: context.settings.stall_timeout_s or HEARTBEAT_S
             daemon = Daemon(

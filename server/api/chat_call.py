@@ -58,7 +58,7 @@ class ChatCall:
             plan = replace(plan, constraint=tool_constraint(form, self.choice, reader, ids, paths))
             if self.fields.ignore_eos and plan.constraint is not None:
                 check_ends(plan.constraint, ignore_eos=True)
-        rules = replace(plan.rules, visible_texts=self.reader.marks)
+        rules = replace(plan.rules, visible_texts=self.reader.marks | self.template.visible_marks)
         return replace(plan, rules=rules, is_parsed=not self.reader.is_plain)
 
     async def tokenize(self, limits: ModelLimits) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """The messages and tools of a request, checked and in the shape that chat templates get."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import cast
 
@@ -24,12 +25,13 @@ _RESULT_ROLES = ("tool", "function")
 def read_messages(messages: Sequence[MessageFields]) -> list[ChatMessage]:
     """Return messages as a template gets them.
 
-    `function_call` and the role "function", which OpenAI replaced by tools, become a call and its result. Errors:
-    AdmissionError (400), also if the result of a tool belongs to no call.
+    `function_call` and the role "function", which OpenAI replaced by tools, become a call and its result.
+    Errors: AdmissionError (400), also if the result of a tool belongs to no call.
     """
     known: set[str] = set()
     read: list[ChatMessage] = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
+        place = message.place or f"messages.{index}"
         calls = _calls_of(message)
         if message.role == "tool":
             _check_result(place, message.tool_call_id, known)
@@ -43,6 +45,8 @@ def read_messages(messages: Sequence[MessageFields]) -> list[ChatMessage]:
                 tool_calls=_calls_json(place, calls),
                 tool_call_id=message.tool_call_id if is_result else None,
                 thoughts=message.reasoning_content if message.reasoning_content is not None else message.reasoning,
+                place=place,
+                sent_role=message.role,
             )
         )
     return read
@@ -71,21 +75,21 @@ def tools_json(tools: Sequence[ToolFields]) -> str:
 def _calls_of(message: MessageFields) -> Sequence[CallFields]:
     if message.role != "assistant":
         if message.tool_calls or message.function_call is not None:
-            raise _refusal(f"tool_calls are for messages of the assistant, not of the {message.role}")
+            raise _refusal(f"messages: tool_calls are for messages of the assistant, not of the {message.role}")
         return ()
     if message.function_call is not None:
         return [CallFields(function=message.function_call)]
     return message.tool_calls or ()
 
 
-def _check_result(place: int, call: str | None, known: set[str]) -> None:
+def _check_result(place: str, call: str | None, known: set[str]) -> None:
     if call is None:
-        raise _refusal(f"messages.{place}: a message of the role tool needs tool_call_id")
+        raise _refusal(f"{place}: a message of the role tool needs tool_call_id")
     if call not in known:
-        raise _refusal(f"messages.{place}: tool_call_id is that of no call in an earlier message of the assistant")
+        raise _refusal(f"{place}: tool_call_id is that of no call in an earlier message of the assistant")
 
 
-def _calls_json(place: int, calls: Sequence[CallFields]) -> str:
+def _calls_json(place: str, calls: Sequence[CallFields]) -> str:
     if not calls:
         return ""
     entries = [
@@ -99,17 +103,15 @@ def _calls_json(place: int, calls: Sequence[CallFields]) -> str:
     return _json(entries, "messages")
 
 
-def _arguments(place: int, function: CalledFunctionFields) -> object:
+def _arguments(place: str, function: CalledFunctionFields) -> object:
     """Return the arguments of a call as an object, as templates expect; text that is no JSON object stays text."""
     value = function.arguments
     if isinstance(value, dict):
         return cast(dict[str, object], value)
     if not isinstance(value, str):
-        raise _refusal(f"messages.{place}: the arguments of a call must be a JSON object or its text")
+        raise _refusal(f"{place}: the arguments of a call must be a JSON object or its text")
     if len(value) > MAX_ARGUMENTS_LETTERS:
-        raise _refusal(
-            f"messages.{place}: {len(value)} characters of arguments; at most {MAX_ARGUMENTS_LETTERS} are allowed"
-        )
+        raise _refusal(f"{place}: {len(value)} characters of arguments; at most {MAX_ARGUMENTS_LETTERS} are allowed")
     try:
         decoded: object = msgspec.json.decode(value)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -119,7 +121,7 @@ def _arguments(place: int, function: CalledFunctionFields) -> object:
     scanner = ValueScanner()
     scanner.scan(value.lstrip(), 0)
     if scanner.is_bad:
-        raise _refusal(f"messages.{place}: the arguments of a call nest deeper than {MAX_DEPTH} levels")
+        raise _refusal(f"{place}: the arguments of a call nest deeper than {MAX_DEPTH} levels")
     return cast(dict[str, object], decoded)
 
 
@@ -131,4 +133,5 @@ def _json(value: object, field: str) -> str:
 
 
 def _refusal(text: str) -> AdmissionError:
-    return AdmissionError(400, text if text.startswith("messages") else f"messages: {text}", param="messages")
+    """Return the refusal of a message. Its text begins with the place of the message."""
+    return AdmissionError(400, text, param=re.split(r"[.:]", text, maxsplit=1)[0])

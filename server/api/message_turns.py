@@ -102,13 +102,14 @@ def chat_body(fields: MessagesFields) -> dict[str, object]:
 def chat_messages(fields: MessagePromptFields) -> list[Message]:
     """Return the conversation as messages of the chat API; turns of one role that follow each other become one.
 
+    Each has its `place` in the request, for errors: that of its first turn.
     Errors: AdmissionError (400) naming a block that is wrong or not supported.
     """
     turns = _Turns()
     if fields.system:
         turns.add_texts("system", _texts(fields.system, "system"))
     for number, turn in enumerate(fields.messages):
-        place = f"messages.{number}"
+        place = turns.place = f"messages.{number}"
         if isinstance(turn.content, str) or turn.role == "system":
             turns.add_texts(turn.role, _texts(turn.content, place))
         else:
@@ -127,6 +128,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.place = "system"  # of the turn that is being read
         self._calls: set[str] = set()  # ids of tool_use blocks
 
     def add_texts(self, role: str, texts: list[str]) -> None:
@@ -166,12 +168,12 @@ class _Turns:
         if id not in self._calls:
             raise _refusal(f"{place}: no tool_use block before it has the id in tool_use_id")
         texts = [] if content is None else _texts(content, place)
-        self.messages.append({"role": "tool", "tool_call_id": id, "content": "\n".join(texts)})
+        self.messages.append({"role": "tool", "tool_call_id": id, "content": "\n".join(texts), "place": self.place})
 
     def _last(self, role: str) -> Message:
         """Return the last message if it has this role, otherwise a new one."""
         if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": []})
+            self.messages.append({"role": role, "content": [], "place": self.place})
         return self.messages[-1]
 
     @staticmethod

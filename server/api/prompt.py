@@ -182,7 +182,7 @@ def chat_work(
     messages, tools = read_messages(fields.messages), tools_json(fields.tools or ())
     check_text_length(sum(message.letters for message in messages) + len(tools), codec, limits)
     for message in messages:
-        if any(text in message.role for text in codec.vocabulary.control_texts):
+        if any(text in message.role for text in template.control_texts):
             raise AdmissionError(400, "messages: a role spells a control token", param="messages")
     options = ChatOptions(
         add_generation_prompt=fields.add_generation_prompt and not continues,

@@ -10,7 +10,7 @@ from tiercel.errors import AdmissionError
 from tiercel.server.api.expansion import check_expansion
 from tiercel.server.api.response_items import chat_messages
 from tiercel.server.api.response_store import StoredTurn
-from tiercel.server.api.schemas.chat import MessageFields
+from tiercel.server.api.schemas.chat import MessageFields, placed
 from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, read_fields
 from tiercel.server.api.schemas.unsupported import refuse_unsupported_in_messages
 from tiercel.server.api.stored_items import Item, StoredItem, decode_item, encode_item
@@ -76,12 +76,13 @@ class ResponseInput:
 
     def messages(self) -> list[MessageFields]:
         """Return the messages of the conversation. For workers. Errors: AdmissionError (400); ClientGoneError."""
-        messages = chat_messages(self._decoded(), self._instructions)
+        messages = chat_messages(self._decoded(), self._instructions, len(self._stored_before))
         if self._truncates and len(messages) > MAX_MESSAGES:
             messages = _without_oldest(messages, MAX_MESSAGES)
+        places = [str(message.pop("place")) for message in messages]
         body: dict[str, object] = {"messages": messages}
         refuse_unsupported_in_messages(body)
-        return read_fields(_MessageList, body).messages
+        return placed(read_fields(_MessageList, body).messages, places)
 
     def encode(self) -> None:
         """Encode the items of the request for the store. For workers."""

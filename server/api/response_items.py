@@ -38,26 +38,30 @@ def read_items(value: object, find: Callable[[str], StoredItem | None]) -> list[
     return [_item(entry, f"input.{index}", find) for index, entry in enumerate(entries)]
 
 
-def chat_messages(items: Iterable[Item], instructions: str | None) -> list[dict[str, object]]:
+def chat_messages(items: Iterable[Item], instructions: str | None, num_before: int) -> list[dict[str, object]]:
     """Return the chat messages of a conversation. Of each item, its texts alone are kept.
 
+    Each message has its `place` in the request, for errors: that of its first item. The first `num_before` items are
+    those of earlier responses.
     Thoughts, a text and calls that follow each other are one message of the assistant, as the model wrote them.
     """
     messages: list[dict[str, object]] = []
     if instructions:
-        messages.append({"role": "system", "content": instructions})
+        messages.append({"role": "system", "content": instructions, "place": "instructions"})
     answer: _Answer | None = None  # the message of the assistant that is being put together
-    for item in items:
+    for index, item in enumerate(items):
+        place = f"input.{index - num_before}" if index >= num_before else "previous_response_id"
         match item["type"]:
             case "message" if item["role"] != "assistant":
                 answer = None
-                messages.append({"role": item["role"], "content": _joined(item["content"])})
+                messages.append({"role": item["role"], "content": _joined(item["content"]), "place": place})
             case "function_call_output":
                 answer = None
-                messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+                result = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"], "place": place}
+                messages.append(result)
             case kind:
                 if answer is None or answer.begins_anew(kind):
-                    answer = _Answer()
+                    answer = _Answer(place)
                     messages.append(answer.message)
                 answer.add(item)
     for message in messages:
@@ -69,8 +73,8 @@ def chat_messages(items: Iterable[Item], instructions: str | None) -> list[dict[
 class _Answer:
     """One message of the assistant, put together item by item."""
 
-    def __init__(self) -> None:
-        self.message: dict[str, object] = {"role": "assistant", "content": None}
+    def __init__(self, place: str) -> None:
+        self.message: dict[str, object] = {"role": "assistant", "content": None, "place": place}
         self._thoughts: list[str] = []
 
     def begins_anew(self, kind: object) -> bool:

@@ -1,18 +1,30 @@
 """Messages to prompt tokens by the model's own template. Content never becomes control tokens."""
 
+import contextlib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tiercel.errors import AdmissionError
-from tiercel.server.text.marking import changed_message, changed_tools, marker, neutral_text, texts_match
+from tiercel.server.text.answer.reader import READ_MARKS
+from tiercel.server.text.marking import (
+    changed_message,
+    changed_tools,
+    marker,
+    neutral_text,
+    texts_match,
+    traced_message,
+    traces_in,
+)
 from tiercel.server.text.template_frames import ChatMessage, RenderJob
+from tiercel.server.text.template_traces import Rendering, TemplateTraces, read_traces
 from tiercel.server.text.tokenizer import TextCodec
-from tiercel.server.text.tool_prompt import described
+from tiercel.server.text.tool_prompt import PROMPT_MARKS, described
+from tiercel.server.text.vocabulary import Vocabulary
 
 _GROWTH = 4  # letters that a template may write for one letter of the messages: it escapes or repeats some
 _FRAME_LETTERS = 1024 * 1024  # that it may write besides: 512 around each of 2,048 messages
@@ -35,7 +47,7 @@ class ChatPrompt(Struct, frozen=True):
     tokens: list[int]
 
 
-class TemplateRendering(Protocol):
+class TemplateRendering(Rendering, Protocol):
     """Renders one template; see `TemplatePool`."""
 
     @property
@@ -43,8 +55,9 @@ class TemplateRendering(Protocol):
         """The names that the template reads."""
         ...
 
-    def render(self, job: RenderJob) -> str:
-        """Return the rendered conversation. Errors: AdmissionError."""
+    @property
+    def literals(self) -> frozenset[str]:
+        """The texts that the template has in itself."""
         ...
 
     def close(self) -> None:
@@ -55,11 +68,28 @@ class TemplateRendering(Protocol):
 class ChatTemplate:
     """The template of a model: the only way from messages to a prompt. Encoding belongs in a worker thread."""
 
-    def __init__(self, renderer: TemplateRendering, codec: TextCodec) -> None:
+    def __init__(self, renderer: TemplateRendering, codec: TextCodec, traces: TemplateTraces) -> None:
+        """See `open`."""
         self._codec = codec
         self._renderer = renderer
+        self._traces = traces
+        controls = _control_tokens(codec.vocabulary, renderer.literals, traces)
+        self.controls = frozenset(controls.values())
+        self.control_texts = frozenset(controls)
+        self._plain = codec.without(controls)
         self._special_text = _any_of(codec.vocabulary.special_texts)
-        self._control_text = _any_of(codec.vocabulary.control_texts)
+        self._control_text = _any_of(tuple(controls))
+        self.visible_marks = _unread_marks(codec, renderer.literals, traces)
+
+    @staticmethod
+    def open(renderer: TemplateRendering, codec: TextCodec) -> "ChatTemplate":
+        """Return the template that a renderer renders, and close the renderer if that fails."""
+        with contextlib.ExitStack() as opened:
+            opened.callback(renderer.close)
+            traces = read_traces(renderer, knows_tools="tools" in renderer.variables)
+            template = ChatTemplate(renderer, codec, traces)
+            opened.pop_all()
+        return template
 
     @property
     def switches(self) -> frozenset[str]:
@@ -68,8 +98,13 @@ class ChatTemplate:
 
     @property
     def knows_tools(self) -> bool:
-        """True if the template renders tools. For one that does not, `tool_prompt` describes them."""
-        return "tools" in self._renderer.variables
+        """True if the template shows tools. For one that does not, `tool_prompt` describes them."""
+        return "tools" in self._renderer.variables and self._traces.shows_tools is not False
+
+    @property
+    def call(self) -> str | None:
+        """An answer with a call, as the template writes it: see `TemplateTraces`."""
+        return self._traces.call
 
     @property
     def texts(self) -> frozenset[str]:
@@ -87,16 +122,21 @@ class ChatTemplate:
         is encoded separately, as plain text.
         Errors: AdmissionError (400) if the template refuses the messages; LongTextError.
         """
+        messages = self._with_known_roles(messages, with_tools=bool(options.tools))
         if not self.knows_tools and (options.tools or any(map(_has_tools, messages))):
-            messages, options = described(messages, options.tools), replace(options, tools="")
+            has_system = self._traces.shows("system", is_first=True, with_tools=False)
+            messages = described(messages, options.tools, has_system=has_system)
+            options = replace(options, tools="")
         text = self._render_whole(messages, options)
         tokens = self._codec.encode(text, add_special_tokens=False, most_tokens=options.most_tokens)
         pattern = self._control_text
         if pattern is None:
             return ChatPrompt(text, tokens)
-        neutral = [changed_message(message, neutral_text) for message in messages]
+        neutral = [traced_message(message, index) for index, message in enumerate(messages)]
         bare_options = replace(options, tools=changed_tools(options.tools, neutral_text, pattern))
-        expected = self._controls_of(neutral, bare_options)
+        traced = self._render_whole(neutral, bare_options)
+        _check_traces(neutral, traced)
+        expected = self._controls_in(self._codec.encode(traced, add_special_tokens=False))
         is_hostile = any(map(self._is_hostile, messages)) or texts_match(options.tools, pattern)
         if not is_hostile and self._controls_in(tokens) == expected:
             return ChatPrompt(text, tokens)
@@ -106,6 +146,22 @@ class ChatTemplate:
         ]
         is_safe = not any(map(self._is_hostile, answers)) and self._controls_of(answers, bare_options) == expected
         return ChatPrompt(text, self._encode_guarded(messages, options, trusts_answers=is_safe))
+
+    def _with_known_roles(self, messages: Sequence[ChatMessage], *, with_tools: bool) -> Sequence[ChatMessage]:
+        """Return messages whose roles the template shows: one that does not know `developer` gets `system`.
+
+        Errors: AdmissionError (400) naming a message of which the prompt would show nothing.
+        """
+        traces, known = self._traces, list[ChatMessage]()
+        for index, message in enumerate(messages):
+            is_first = index == 0
+            if message.role == "developer" and not traces.shows("developer", is_first=is_first, with_tools=with_tools):
+                message = replace(message, role="system", sent_role="developer")
+            is_described = message.role == "tool" and not self.knows_tools
+            if not (is_described or traces.shows(message.role, is_first=is_first, with_tools=with_tools)):
+                raise _unshown(message)
+            known.append(message)
+        return known
 
     def _is_hostile(self, message: ChatMessage) -> bool:
         """Return whether a message spells a control token that its role must not write.
@@ -130,8 +186,7 @@ class ChatTemplate:
         return self._controls_in(self._codec.encode(text, add_special_tokens=False))
 
     def _controls_in(self, tokens: Sequence[int]) -> list[int]:
-        controls = self._codec.vocabulary.controls
-        return [token for token in tokens if token in controls]
+        return [token for token in tokens if token in self.controls]
 
     def _encode_guarded(
         self, messages: Sequence[ChatMessage], options: ChatOptions, *, trusts_answers: bool
@@ -165,7 +220,7 @@ class ChatTemplate:
         return tokens
 
     def _encode_content(self, text: str) -> list[int]:
-        tokens = self._codec.encode_plain(text)
+        tokens = self._plain.encode(text)
         if self._controls_in(tokens):
             raise _unguardable()
         return tokens
@@ -196,6 +251,8 @@ class ChatTemplate:
             add_generation_prompt=options.add_generation_prompt,
             max_letters=_GROWTH * letters + _FRAME_LETTERS,
             tools=options.tools,
+            part_roles=self._traces.part_roles,
+            has_text_arguments=self._traces.has_text_arguments,
         )
         return self._renderer.render(job)
 
@@ -207,6 +264,51 @@ _RESERVED = TEXT_VARIABLES | frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "range", "dict"}
     | {"lipsum", "cycler", "joiner", "namespace"}
 )
+
+
+def _control_tokens(vocabulary: Vocabulary, literals: Collection[str], traces: TemplateTraces) -> dict[str, int]:
+    """Return the control tokens by their text: what is special, and what the template or a parser uses as a mark."""
+    text = "\0".join((*literals, traces.rendered))
+    added = {
+        mark: token
+        for mark, token in vocabulary.added_marks.items()
+        if mark in READ_MARKS or mark in PROMPT_MARKS or mark in text
+    }
+    return vocabulary.special_id_by_text | added
+
+
+def _unread_marks(codec: TextCodec, literals: Collection[str], traces: TemplateTraces) -> frozenset[str]:
+    """Return the special tokens that the template uses as marks within an answer.
+
+    They are not those between messages, unless the template writes special tokens before a content (gpt-oss): then its
+    answers consist of messages.
+    """
+    between = traces.between
+    if between is None:
+        return frozenset()
+    specials = set(codec.special_texts) - set(codec.named_specials.values())
+    text = "\0".join((*literals, traces.rendered))
+    used = {mark for mark in specials if mark in text}
+    if any(mark in traces.before_content for mark in used - READ_MARKS):
+        return frozenset(used)
+    return frozenset(mark for mark in used if mark not in between)
+
+
+def _check_traces(neutral: Sequence[ChatMessage], rendered: str) -> None:
+    """Check that each message with a text left a trace. Errors: AdmissionError (400) naming the first that did not."""
+    shown = traces_in(rendered)
+    for index, message in enumerate(neutral):
+        if (message.content.strip() or message.tool_calls) and index not in shown:
+            raise _unshown(message)
+
+
+def _unshown(message: ChatMessage) -> AdmissionError:
+    role = message.sent_role or message.role
+    return AdmissionError(
+        400,
+        f"{message.place}: the chat template of this model shows nothing of a message of the role {role} in this place",
+        param=message.place.partition(".")[0],
+    )
 
 
 def _unguardable() -> AdmissionError:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tiercel.server.text.template_frames import ChatMessage
 
 _NEUTRAL = "x"
+_TRACE = re.compile(f"{_NEUTRAL}q([0-9]{{1,9}})z", re.IGNORECASE)
 
 Change = Callable[[str], str]
 
@@ -32,6 +33,24 @@ def marker(begin: str, end: str) -> Change:
     return mark
 
 
+def traced_message(message: ChatMessage, index: int) -> ChatMessage:
+    """Return a message with neutral texts, which show whether a rendering has something of the message.
+
+    Its content, and the names and arguments of its calls, are words that no other message has.
+    """
+
+    def change(text: str) -> str:
+        return f"{_NEUTRAL}q{index}z" if text.strip() else text
+
+    neutral = changed_message(message, neutral_text)
+    return replace(neutral, content=change(message.content), tool_calls=changed_calls(message.tool_calls, change))
+
+
+def traces_in(rendered: str) -> set[int]:
+    """Return the indexes of the traced messages of which a rendering has something, in letters of any case."""
+    return {int(index) for index in _TRACE.findall(rendered)}
+
+
 def changed_message(message: ChatMessage, change: Change, *, keeps_content: bool = False) -> ChatMessage:
     """Return a message with its texts changed; with `keeps_content` all but the content."""
     return replace(
@@ -39,7 +58,7 @@ def changed_message(message: ChatMessage, change: Change, *, keeps_content: bool
         content=message.content if keeps_content else change(message.content),
         name=_maybe(message.name, change),
         tool_calls=changed_calls(message.tool_calls, change),
-        tool_call_id=_maybe(message.tool_call_id, change),
+        tool_call_id=None if message.tool_call_id is None else _changed_id(message.tool_call_id, change),
         thoughts=_maybe(message.thoughts, change),
     )
 
@@ -55,7 +74,7 @@ def changed_calls(calls: str, change: Change) -> str:
             "name": change(cast(str, function["name"])),
             "arguments": _changed_texts(function["arguments"], change),
         }
-        changed.append({**call, "id": change(cast(str, call["id"])), "function": both})
+        changed.append({**call, "id": _changed_id(cast(str, call["id"]), change), "function": both})
     return json.dumps(changed, ensure_ascii=False)
 
 
@@ -97,6 +116,11 @@ def texts_match(text: str, pattern: re.Pattern[str]) -> bool:
         elif isinstance(value, list):
             found += cast(list[object], value)
     return False
+
+
+def _changed_id(id: str, change: Change) -> str:
+    """Return an id changed, unless it is of letters and digits: some templates accept no others."""
+    return id if id.isalnum() else change(id)
 
 
 def _maybe(text: str | None, change: Change) -> str | None:

@@ -18,6 +18,8 @@ class ChatMessage(Struct, frozen=True):
     tool_calls: str = ""
     tool_call_id: str | None = None
     thoughts: str | None = None  # of an earlier answer: `reasoning_content`
+    place: str = "messages"  # of the message in the request, for errors
+    sent_role: str = ""  # the role in the request, for errors; "" = the same
 
     @property
     def letters(self) -> int:
@@ -42,12 +44,15 @@ class RenderJob(Struct, frozen=True):
     add_generation_prompt: bool
     max_letters: int  # of the result
     tools: str = ""  # a JSON list of functions in OpenAI's shape; "" if there are none
+    part_roles: frozenset[str] = frozenset()  # roles whose contents are lists of parts, not texts
+    has_text_arguments: bool = False  # arguments of calls are JSON as a text, not objects
 
 
 class Compiled(Struct, frozen=True, tag="compiled"):
-    """The answer to `TemplateSource`: the names that the template reads."""
+    """The answer to `TemplateSource`: the names that the template reads, and the texts in it."""
 
     variables: list[str]
+    literals: list[str]
 
 
 class Rendered(Struct, frozen=True, tag="rendered"):

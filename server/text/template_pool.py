@@ -29,11 +29,14 @@ _MODULE = "tiercel.server.text.template_worker"
 class TemplatePool:
     """Renders one template in up to two processes. The methods are thread-safe."""
 
-    def __init__(self, workers: WorkerPool, variables: frozenset[str], limit_s: float) -> None:
+    def __init__(
+        self, workers: WorkerPool, variables: frozenset[str], literals: frozenset[str], limit_s: float
+    ) -> None:
         """See `open`."""
         self._workers = workers
         self._limit_s = limit_s
         self.variables = variables
+        self.literals = literals
 
     @staticmethod
     def open(
@@ -63,7 +66,7 @@ class TemplatePool:
             workers.close()
             raise ConfigError("chat_template.process", f"no process for chat templates: {blame(exc)}") from exc
         if isinstance(answer, Compiled):
-            return TemplatePool(workers, frozenset(answer.variables), limit_s)
+            return TemplatePool(workers, frozenset(answer.variables), frozenset(answer.literals), limit_s)
         workers.close()
         raise ConfigError(answer.code, answer.message)
 

@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 import jinja2
@@ -36,8 +36,9 @@ class TemplateRenderer:
         environment = _environment(today)
         sources = (source,) if tool_source is None else (source, tool_source)
         try:
-            parsed = [meta.find_undeclared_variables(environment.parse(text)) for text in sources]
-            self.variables = frozenset[str]().union(*parsed)
+            trees = [environment.parse(text) for text in sources]
+            self.variables = frozenset[str]().union(*map(meta.find_undeclared_variables, trees))
+            self.literals = frozenset(text for tree in trees for text in _literals(tree))
             self._template, *_ = templates = [environment.from_string(text) for text in sources]
             self._tool_template = templates[-1]
         except (jinja2.TemplateError, MemoryError, RecursionError) as exc:
@@ -49,7 +50,7 @@ class TemplateRenderer:
         values = {
             **self._specials,
             **job.switches,
-            "messages": [_as_dict(message) for message in job.messages],
+            "messages": [_as_dict(message, job) for message in job.messages],
             "tools": json.loads(job.tools) if job.tools else None,
             "documents": None,
             "add_generation_prompt": job.add_generation_prompt,
@@ -89,12 +90,27 @@ def _raise_exception(message: str) -> None:
     raise _RefusedByTemplate(str(message)[:500])
 
 
-def _as_dict(message: ChatMessage) -> dict[str, object]:
-    fields: dict[str, object] = {"role": message.role, "content": message.content}
+def _literals(tree: nodes.Template) -> Iterator[str]:
+    """Yield the texts that a template has in itself: between its tags, and as constants."""
+    for node in tree.find_all((nodes.TemplateData, nodes.Const)):
+        text: object = node.data if isinstance(node, nodes.TemplateData) else cast(nodes.Const, node).value
+        if isinstance(text, str):
+            yield text
+
+
+def _as_dict(message: ChatMessage, job: RenderJob) -> dict[str, object]:
+    has_parts = message.role in job.part_roles
+    content = [{"type": "text", "text": message.content}] if has_parts else message.content
+    fields: dict[str, object] = {"role": message.role, "content": content}
     if message.name is not None:
         fields["name"] = message.name
     if message.tool_calls:
-        fields["tool_calls"] = json.loads(message.tool_calls)
+        calls = cast(list[dict[str, dict[str, object]]], json.loads(message.tool_calls))
+        if job.has_text_arguments:
+            for call in calls:
+                arguments = call["function"]["arguments"]
+                call["function"]["arguments"] = arguments if isinstance(arguments, str) else _to_json(arguments)
+        fields["tool_calls"] = calls
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     if message.thoughts is not None:

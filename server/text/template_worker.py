@@ -30,7 +30,7 @@ def _compile(frame: bytearray) -> tuple[bytes, Work]:
     def work(frame: bytearray) -> bytes:
         return _encoded(_render(renderer, job_decoder.decode(frame)))
 
-    return encode_frame(Compiled(sorted(renderer.variables))), work
+    return encode_frame(Compiled(sorted(renderer.variables), sorted(renderer.literals))), work
 
 
 def _render(renderer: TemplateRenderer, job: RenderJob) -> Rendered | TemplateFailure:

@@ -4,15 +4,15 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from tokenizers import Tokenizer
 
 from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
-from tiercel.server.text.vocabulary import Vocabulary, is_control
+from tiercel.server.text.vocabulary import Vocabulary
 
 _TEMPLATES = ("default", "tool_use")  # of named templates; those of other names are for other uses
 _NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -34,7 +34,7 @@ class LongTextError(Exception):
 
 
 class TextCodec:
-    """One tokenizer, and a copy of it that recognises no control tokens.
+    """One tokenizer.
 
     Encoding releases the interpreter lock: call it in a worker thread. All methods are thread-safe.
     """
@@ -48,8 +48,6 @@ class TextCodec:
     ) -> None:
         self._json = tokenizer_json
         self._tokenizer = _parse(tokenizer_json)
-        self._plain: tuple[Tokenizer, dict[int, int]] | None = None
-        self._plain_lock = threading.Lock()
         self.vocabulary = Vocabulary.of(self._tokenizer)
         self.named_specials = _named_specials(config)
         self.chat_template = chat_template
@@ -100,14 +98,9 @@ class TextCodec:
             if count > most_tokens:
                 raise LongTextError(count)
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Return the ids of a text in which no control token is recognised.
-
-        A vocabulary with a control token among its ordinary pieces may still yield it: the caller must check.
-        """
-        plain, moved = self._without_controls()
-        tokens = plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return [moved.get(token, token) for token in tokens] if moved else tokens
+    def without(self, controls: Collection[str]) -> "PlainEncoder":
+        """Return an encoder that does not recognise these tokens."""
+        return PlainEncoder(self._json, frozenset(controls))
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of tokens that are decoded at once."""
@@ -121,16 +114,35 @@ class TextCodec:
         """Return the id of a token by the tokenizer's spelling; None if it has no such token."""
         return self._tokenizer.token_to_id(name)
 
-    def _without_controls(self) -> tuple[Tokenizer, dict[int, int]]:
-        """Return the tokenizer without its control tokens, and the original ids of added tokens that changed theirs."""
-        with self._plain_lock:
-            if self._plain is None:
+
+class PlainEncoder:
+    """A copy of a tokenizer that does not recognise some of its added tokens. It is made when it is first used."""
+
+    def __init__(self, tokenizer_json: str, controls: frozenset[str]) -> None:
+        self._json = tokenizer_json
+        self._controls = controls
+        self._made: tuple[Tokenizer, dict[int, int]] | None = None
+        self._lock = threading.Lock()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text.
+
+        A vocabulary with a control token among its ordinary pieces may still yield it: the caller must check.
+        """
+        plain, moved = self._tokenizer()
+        tokens = plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return [moved.get(token, token) for token in tokens] if moved else tokens
+
+    def _tokenizer(self) -> tuple[Tokenizer, dict[int, int]]:
+        """Return the tokenizer, and the original ids of added tokens that changed theirs."""
+        with self._lock:
+            if self._made is None:
                 spec = json.loads(self._json)
-                added = [entry for entry in spec["added_tokens"] if not _is_control(entry)]
+                added = [entry for entry in spec["added_tokens"] if entry["content"] not in self._controls]
                 plain = _parse(json.dumps({**spec, "added_tokens": added, "post_processor": None}))
                 places = {entry["id"]: plain.token_to_id(entry["content"]) for entry in added}
-                self._plain = plain, {new: old for old, new in places.items() if new not in (None, old)}
-            return self._plain
+                self._made = plain, {new: old for old, new in places.items() if new not in (None, old)}
+            return self._made
 
 
 def load_text_codec(folder: Path, chat_template: str | None = None) -> TextCodec:
@@ -156,10 +168,6 @@ def _named_file(path: Path) -> Generator[None]:
         raise
     except (OSError, ValueError) as exc:
         raise ConfigError("tokenizer.unreadable", f"cannot read {path}: {exc}") from exc
-
-
-def _is_control(entry: dict[str, Any]) -> bool:  # Any: an entry of tokenizer.json, checked by the library
-    return is_control(entry["content"], special=entry["special"])
 
 
 def _parse(tokenizer_json: str) -> Tokenizer:

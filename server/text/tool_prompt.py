@@ -15,9 +15,14 @@ _AFTER = (
 )
 
 
-def described(messages: Sequence[ChatMessage], tools: str) -> list[ChatMessage]:
+PROMPT_MARKS = frozenset({"<tools>", "</tools>", "<tool_response>", "</tool_response>"})
+"""The marks that are written here, but for those of calls."""
+
+
+def described(messages: Sequence[ChatMessage], tools: str, *, has_system: bool = True) -> list[ChatMessage]:
     """Return messages in which tools, calls and their results are plain text.
 
+    Tools are described in the system message, or before the first message if the template shows no system message.
     Results become messages of the user, because such templates know no other role; neighbouring ones become one.
     """
     plain: list[ChatMessage] = []
@@ -28,19 +33,23 @@ def described(messages: Sequence[ChatMessage], tools: str) -> list[ChatMessage]:
             if is_after_result:
                 plain[-1] = replace(plain[-1], content=f"{plain[-1].content}\n{text}")
             else:
-                plain.append(ChatMessage("user", text))
+                plain.append(ChatMessage("user", text, place=message.place, sent_role=message.sent_role or "tool"))
         else:
             plain.append(replace(message, content=message.content + _calls_text(message), tool_calls=""))
         is_after_result = message.role == "tool"
-    return _with_tools(plain, tools) if tools else plain
+    return _with_tools(plain, tools, has_system=has_system) if tools else plain
 
 
-def _with_tools(messages: list[ChatMessage], tools: str) -> list[ChatMessage]:
+def _with_tools(messages: list[ChatMessage], tools: str, *, has_system: bool) -> list[ChatMessage]:
     lines = (json.dumps(tool, ensure_ascii=False) for tool in cast(list[object], json.loads(tools)))
     text = _BEFORE + "\n".join(lines) + _AFTER
-    if messages[0].role == "system":
-        return [replace(messages[0], content=f"{messages[0].content}\n\n{text}"), *messages[1:]]
-    return [ChatMessage("system", text), *messages]
+    for index, message in enumerate(messages):
+        if message.role == "system":
+            told = replace(message, content=f"{message.content}\n\n{text}")
+            return [*messages[:index], told, *messages[index + 1 :]]
+    if not has_system:
+        return [replace(messages[0], content=f"{text}\n\n{messages[0].content}"), *messages[1:]]
+    return [ChatMessage("system", text, place="tools"), *messages]
 
 
 def _calls_text(message: ChatMessage) -> str:

@@ -1,4 +1,4 @@
-"""The bytes of each token, and the control tokens that the text of a message must not become."""
+"""The bytes of each token, and the tokens that may be control tokens."""
 
 import json
 import unicodedata
@@ -20,8 +20,7 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
     specials: frozenset[int]
     special_ids: tuple[int, ...]
     special_texts: tuple[str, ...]  # of these ids
-    controls: frozenset[int]  # special tokens and other added tokens with a function, such as <think>
-    control_texts: tuple[str, ...]
+    added_marks: dict[str, int]  # other added tokens by their text, but for words and white space: see `is_word`
     size: int  # largest id + 1; the logits may be wider or narrower
     strips_first_space: bool
     longest_bytes: int  # of one token; a text of n bytes has at least n / longest_bytes tokens
@@ -49,7 +48,6 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
         """Read a tokenizer's tables. Cost: about 0.3 s for 128,000 tokens."""
         added = tokenizer.get_added_tokens_decoder()
         specials = {token: entry for token, entry in added.items() if entry.special}
-        controls = {token: entry for token, entry in added.items() if is_control(entry.content, special=entry.special)}
         names = tokenizer.get_vocab(with_added_tokens=True)
         steps = _decoder_steps(tokenizer)
         to_bytes = _piece_reader(steps)
@@ -60,8 +58,11 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
             specials=frozenset(specials),
             special_ids=tuple(specials),
             special_texts=tuple(entry.content for entry in specials.values()),
-            controls=frozenset(controls),
-            control_texts=tuple(entry.content for entry in controls.values()),
+            added_marks={
+                entry.content: token
+                for token, entry in added.items()
+                if not entry.special and not is_word(entry.content)
+            },
             size=max(names.values(), default=-1) + 1,
             strips_first_space=any(step.get("type") == "Strip" and step.get("start") for step in steps)
             or any(step.get("type") == "Metaspace" and step.get("prepend_scheme") != "never" for step in steps),
@@ -70,12 +71,9 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
         )
 
 
-def is_control(text: str, *, special: bool) -> bool:
-    """Return whether an added token has a function, as `<think>` has although it is not marked special.
-
-    Added words and runs of white space are ordinary vocabulary, which text may become.
-    """
-    return special or not all(letter in "▁\n\t\r" or unicodedata.category(letter)[0] in "LMNZ" for letter in text)
+def is_word(text: str) -> bool:
+    """Return whether an added token is a word or a run of white space: ordinary vocabulary, which text may become."""
+    return all(letter in "▁\n\t\r" or unicodedata.category(letter)[0] in "LMNZ" for letter in text)
 
 
 def _pieces(names: Mapping[str, int], to_bytes: Callable[[str], bytes]) -> tuple[bytes, ...]:

@@ -239,3 +239,15 @@ def test_experts_on_the_ssd_do_not_count_as_memory(folders: Path, tmp_path: Path
     assert "other experts are fetched when they are needed" in out
     told = refused(folders / "llama", "--expert-memory", "1M", capsys=capsys)
     assert "--expert-memory: LlamaForCausalLM has no mixture" in told
+
+
+def test_formats_of_calls_and_thoughts_are_named_and_an_unknown_one_is_reported(llama: Path, capsys: Captured) -> None:
+    assert "tool calls hermes, described in the prompt" in checked(llama, capsys=capsys)
+    loop = "{{ tools }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    end = "{{ c.function | tojson }}{% endfor %}</s>{% endfor %}"
+    known, unknown = (f"{loop}{mark}{end}" for mark in ("<tool_call>", "<|tool_call|>"))
+    assert "tool calls hermes thoughts none" in checked(llama, "--chat-template", known, capsys=capsys)
+    assert main(["check", str(llama), "--device", "cpu", "--chat-template", unknown]) == 0
+    captured = capsys.readouterr()
+    assert "tool calls none" in " ".join(captured.out.split())
+    assert "warning: the chat template writes tool calls in a format that is not known" in captured.err

@@ -1,6 +1,7 @@
 """/v1/messages and /v1/messages/count_tokens: the API of Anthropic's clients."""
 
 import secrets
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from tiercel.server.api.middleware import record_of
 from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
 from tiercel.server.api.replies.message_shape import MessageShape
 from tiercel.server.api.replies.messages import MessageEvent, MessageReply, TokenCount
-from tiercel.server.api.schemas.chat import ChatFields
+from tiercel.server.api.schemas.chat import ChatFields, placed
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.schemas.messages import MessagePromptFields, MessagesFields, refuse_hosted
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
@@ -85,8 +86,11 @@ class MessageRoutes:
 
     def _call(self, body: dict[str, object], stops: list[str] | None = None) -> ChatCall:
         refuse_unsupported(body)
+        messages = cast(list[dict[str, object]], body["messages"])
+        places = [str(message.pop("place")) for message in messages]
         fields = read_fields(ChatFields, body)
         fields.name_schemas(MESSAGE_PATHS)
+        placed(fields.messages, places)
         if stops:
             fields = fields.model_copy(update={"stop": stops})  # there may be more than in a chat request
         return ChatCall.of(fields, self._context)

@@ -1,10 +1,10 @@
 """The body of /v1/chat/completions, and the text of its messages."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, Flag, Integer, Word
@@ -35,6 +35,16 @@ class MessageFields(Fields):
     reasoning_content: str | None = None  # for templates that show the thoughts of earlier answers
     reasoning: str | None = None  # another name for it
     prefix: Flag | None = None  # of the last message, by the assistant: continue it
+    _place: str = PrivateAttr("")
+
+    @property
+    def place(self) -> str:
+        """The place of the message in a request of another API, for errors; "" in a chat request."""
+        return self._place
+
+    def set_place(self, place: str) -> None:
+        """Note the place of the message in its request."""
+        self._place = place
 
 
 class ChatTemplateFields(Fields):
@@ -65,6 +75,13 @@ class ChatFields(SamplingFields, ChatTemplateFields):
     def may_constrain(self) -> bool:
         """Whether a field is set from which a grammar may have to be made."""
         return bool(self.tools) or super().may_constrain
+
+
+def placed(messages: list[MessageFields], places: Sequence[str]) -> list[MessageFields]:
+    """Note the places of messages in a request of another API, and return the messages."""
+    for message, place in zip(messages, places, strict=True):
+        message.set_place(place)
+    return messages
 
 
 def message_text(message: MessageFields) -> str:

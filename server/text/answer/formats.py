@@ -18,10 +18,22 @@ class CallFormat(Struct, frozen=True, kw_only=True):
     head_marks: Sequence[str] = ()  # behind that name
     arguments_key: str = "arguments"  # as the model writes it
     id_letters: int = 0  # letters and digits of an id of a call; 0 = as OpenAI's
-    template_marks: Sequence[str] = ()  # a chat template of this format contains one of these
+    template_marks: Sequence[str] = ()  # a chat template of this format has one of these
+    other_marks: Sequence[str] = ()  # one with one of these has another format with the same opening mark
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The texts between which a call is written."""
+        return frozenset(mark for mark in (self.opening, self.closing, *self.head_marks) if mark)
 
 
-HERMES = CallFormat(name="hermes", opening="<tool_call>", closing="</tool_call>", template_marks=("<tool_call>",))
+HERMES = CallFormat(
+    name="hermes",
+    opening="<tool_call>",
+    closing="</tool_call>",
+    template_marks=("<tool_call>",),
+    other_marks=("<function=", "<arg_key>", "<parameter"),
+)
 """Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 LLAMA3 = CallFormat(
@@ -31,6 +43,7 @@ LLAMA3 = CallFormat(
     starts_bare=True,
     arguments_key="parameters",
     template_marks=("<|python_tag|>", '"parameters": dictionary of argument name and its value'),
+    other_marks=("<function=",),
 )
 """Llama 3: the answer is `{"name": ..., "parameters": {...}}`, with or without `<|python_tag|>`, several with `;`."""
 
@@ -50,14 +63,3 @@ JSON = CallFormat(name="json", starts_bare=True, has_lists=True)
 
 FORMATS = {one.name: one for one in (HERMES, LLAMA3, MISTRAL, JSON)}
 """The formats by the names that `--tool-call-parser` takes."""
-
-
-def format_of(template: str | None) -> CallFormat:
-    """Return the format that a chat template shows; `HERMES` for one that shows none, as `tool_prompt` describes it."""
-    if template is not None:
-        for one in FORMATS.values():
-            if any(mark in template for mark in one.template_marks):
-                return one
-        if "tools" in template:
-            return JSON
-    return HERMES

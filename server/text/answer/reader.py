@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from tiercel.server.text.answer.call_parser import CallParser
 from tiercel.server.text.answer.event import AnswerParser
-from tiercel.server.text.answer.formats import CallFormat
+from tiercel.server.text.answer.formats import FORMATS, CallFormat
 from tiercel.server.text.answer.thoughts import END_THINK, THINK, ThoughtParser
 
 
@@ -66,10 +66,8 @@ class AnswerReader:
     @property
     def marks(self) -> frozenset[str]:
         """The texts that parsers look for. Where they are special tokens, they are text all the same."""
-        form = self._form
-        of_calls = (form.opening, form.closing, *form.head_marks) if form is not None else ()
-        of_thoughts = (THINK, END_THINK) if self._has_thoughts else ()
-        return frozenset(mark for mark in (*of_calls, *of_thoughts) if mark)
+        of_calls = self._form.marks if self._form is not None else frozenset[str]()
+        return of_calls | ({THINK, END_THINK} if self._has_thoughts else frozenset[str]())
 
     def parser(self) -> AnswerParser | None:
         """Return the parser of one answer; None if all of it is content."""
@@ -78,6 +76,9 @@ class AnswerReader:
             return calls
         return ThoughtParser(calls, is_thinking=self._is_thinking, shows_thoughts=self._shows_thoughts)
 
+
+READ_MARKS = frozenset({THINK, END_THINK}).union(*(form.marks for form in FORMATS.values()))
+"""The marks of all parsers."""
 
 PLAIN = AnswerReader()
 """All of an answer is content."""

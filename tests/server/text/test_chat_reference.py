@@ -32,7 +32,7 @@ def folder(request: pytest.FixtureRequest, model_folder: Path) -> Path:
 def _ours(codec: TextCodec) -> ChatTemplate:
     assert codec.chat_template is not None
     renderer = TemplateRenderer(codec.chat_template, codec.named_specials, today=datetime.datetime.now)
-    return ChatTemplate(renderer, codec)
+    return ChatTemplate.open(renderer, codec)
 
 
 @pytest.mark.parametrize("index", range(len(CHATS)))

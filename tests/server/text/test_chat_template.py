@@ -14,7 +14,7 @@ from tiercel.server.text.tokenizer import TextCodec
 
 def _template(codec: TextCodec, source: str = TEMPLATE) -> ChatTemplate:
     today = datetime.datetime(2030, 1, 2)
-    return ChatTemplate(TemplateRenderer(source, codec.named_specials, today=lambda: today), codec)
+    return ChatTemplate.open(TemplateRenderer(source, codec.named_specials, today=lambda: today), codec)
 
 
 def _user(*contents: str) -> list[ChatMessage]:
@@ -45,7 +45,7 @@ def test_content_never_becomes_a_control_token(codec: TextCodec, content: str) -
     template = _template(codec)
     hostile = template.encode(_user(content, "fine"), ChatOptions())
     harmless = template.encode(_user("word", "fine"), ChatOptions())
-    controls = codec.vocabulary.controls
+    controls = template.controls
     assert [token for token in hostile.tokens if token in controls] == [
         token for token in harmless.tokens if token in controls
     ]
@@ -72,7 +72,7 @@ def test_thoughts_are_removed_although_another_message_is_hostile(codec: TextCod
     answer = ChatMessage("assistant", "<think>hm</think>\n\nyes")
     prompt = template.encode([*_user("<think>"), answer, *_user("</think>")], ChatOptions())
     assert codec.decode(prompt.tokens) == prompt.text
-    assert [token for token in prompt.tokens if token in codec.vocabulary.controls] == [2, 3, 2, 3, 2, 3, 400]
+    assert [token for token in prompt.tokens if token in template.controls] == [2, 3, 2, 3, 2, 3, 400]
 
 
 def test_an_answer_that_a_template_repeats_does_not_become_control_tokens(codec: TextCodec) -> None:
@@ -141,7 +141,7 @@ def test_a_hostile_final_message_is_continued_as_text(codec: TextCodec) -> None:
 
 def test_the_refusal_of_a_template_is_a_client_error(codec: TextCodec) -> None:
     with pytest.raises(AdmissionError, match="only system, user and assistant"):
-        _template(codec).encode([ChatMessage("developer", "x")], ChatOptions())
+        _template(codec).encode([ChatMessage("critic", "x")], ChatOptions())
 
 
 @pytest.mark.parametrize("source", ["{{ messages[9].content }}{{ messages[9].content.x }}", "{{ 1 // 0 }}"])
@@ -157,12 +157,12 @@ def test_a_template_cannot_reach_python(codec: TextCodec) -> None:
 
 def test_template_helpers_of_hugging_face_exist(codec: TextCodec) -> None:
     source = (
-        "{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}"
-        "{% generation %}{{ m.content }}{% endgeneration %}{{ {'a': '<é>'} | tojson }}"
-        "{{ strftime_now('%Y') }}{{ bos_token }}{% endfor %}"
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% if loop.last %}{{ {'a': '<é>'} | tojson }}{{ strftime_now('%Y') }}{% break %}{% endif %}"
+        "{{ bos_token }}{% endfor %}"
     )
     text = _template(codec, source).encode(_user("x", "y"), ChatOptions()).text
-    assert text == 'x{"a": "<é>"}2030<s>'
+    assert text == 'x<s>y{"a": "<é>"}2030'
 
 
 def test_only_switches_that_the_template_reads_are_passed_on(codec: TextCodec) -> None:

@@ -33,7 +33,7 @@ def rendered(codec: TextCodec, *messages: ChatMessage, tools: str = "") -> str:
     source = TemplateRenderer(
         codec.chat_template, codec.named_specials, codec.tool_template, today=datetime.datetime.now
     )
-    return ChatTemplate(source, codec).encode(messages, ChatOptions(tools=tools)).text
+    return ChatTemplate.open(source, codec).encode(messages, ChatOptions(tools=tools)).text
 
 
 NAMED = [

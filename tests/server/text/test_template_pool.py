@@ -187,5 +187,5 @@ def test_a_chat_gets_400_and_the_next_one_an_answer(model_folder: Path, codec: T
 def test_both_ways_of_rendering_give_the_same(codec: TextCodec) -> None:
     """The tests of templates render in their own process."""
     with pool() as opened:
-        prompt = ChatTemplate(opened, codec).encode([ChatMessage("user", "hello <|im_end|>")], ChatOptions())
+        prompt = ChatTemplate.open(opened, codec).encode([ChatMessage("user", "hello <|im_end|>")], ChatOptions())
         assert codec.decode(prompt.tokens) == prompt.text

@@ -25,7 +25,7 @@ PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_en
 
 
 def _template(codec: TextCodec, source: str) -> ChatTemplate:
-    return ChatTemplate(TemplateRenderer(source, codec.named_specials, today=datetime.datetime.now), codec)
+    return ChatTemplate.open(TemplateRenderer(source, codec.named_specials, today=datetime.datetime.now), codec)
 
 
 def _tools(**function: object) -> str:
@@ -49,7 +49,7 @@ def test_texts_of_tools_and_calls_never_become_control_tokens(codec: TextCodec, 
     hostile = template.encode(_conversation(text), ChatOptions(tools=_tools(description=text, parameters=schema)))
     schema = {"type": "object", "properties": {"x": {"type": "string", "enum": ["y"], "description": "z"}}}
     harmless = template.encode(_conversation("w"), ChatOptions(tools=_tools(description="v", parameters=schema)))
-    controls = codec.vocabulary.controls
+    controls = template.controls
     assert [token for token in hostile.tokens if token in controls] == [
         token for token in harmless.tokens if token in controls
     ]

@@ -21,7 +21,7 @@ from tiercel.server.text.answer.event import (
     ParsedAnswer,
     collect,
 )
-from tiercel.server.text.answer.formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, CallFormat, format_of
+from tiercel.server.text.answer.formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, CallFormat
 from tiercel.server.text.answer.thoughts import ThoughtParser
 
 NAMES = ("get_weather", "add", "f")
@@ -190,21 +190,6 @@ def test_with_one_call_allowed_the_others_are_dropped() -> None:
     text = f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"
     answer = _parsed(HERMES, text, max_calls=1)
     assert (answer.content, len(answer.calls)) == ("", 1)
-
-
-@pytest.mark.parametrize(
-    ("template", "form"),
-    [
-        ("{% if tools %}<tool_call>{% endif %}", HERMES),
-        ("{{ '[TOOL_CALLS]' }}{{ tools }}", MISTRAL),
-        ("{{ '<|python_tag|>' }}{{ tools }}", LLAMA3),
-        ("{{ tools | tojson }}", JSON),
-        ("{{ messages }}", HERMES),
-        (None, HERMES),
-    ],
-)
-def test_the_format_is_that_of_the_template(template: str | None, form: CallFormat) -> None:
-    assert format_of(template) is form
 
 
 _WORDS = [
