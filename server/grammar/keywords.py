@@ -107,6 +107,7 @@ def copied_schema(schema: Mapping[str, object]) -> dict[str, object]:
 
 
 def _copied_value(shape: Value | None, value: object) -> object:
+    unchanged = value
     if isinstance(value, dict):
         entries = cast(dict[str, object], value)
         if shape in ("schema", "items"):
@@ -115,7 +116,7 @@ def _copied_value(shape: Value | None, value: object) -> object:
             return {name: {} if one is None else _copied_value("schema", one) for name, one in entries.items()}
     elif isinstance(value, list) and shape in ("schemas", "items"):
         return [_copied_value("schema", one) for one in cast(list[object], value) if one is not None]
-    return value
+    return unchanged
 
 
 def _has_no_effect(keyword: str, value: object, schema: Mapping[str, object]) -> bool:

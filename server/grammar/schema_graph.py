@@ -44,8 +44,9 @@ class SchemaGraph:
     def places(self) -> Iterator[tuple[Place, Mapping[str, object]]]:
         """The places that instances depend on, with their schemas; booleans left out."""
         for place, node in self._nodes.items():
-            if isinstance(node.schema, dict):
-                yield place, cast(dict[str, object], node.schema)
+            schema = node.schema
+            if isinstance(schema, dict):
+                yield place, cast(dict[str, object], schema)
 
     def resolve(self) -> None:
         """Find the place of every `$ref`, and write it as a pointer from the top.
@@ -232,12 +233,13 @@ _TYPE_MARK = "\0type"  # the last step of the place of one type of a schema; no 
 
 
 def _add_needs(proof: _Proof, place: Place, node: _Node, target: Place | None) -> None:
-    if not isinstance(node.schema, dict):
-        if node.schema is False:
+    given = node.schema
+    if not isinstance(given, dict):
+        if given is False:
             node.fault = ((), "the schema false has no values")
-        proof.add(place, [] if node.schema is True else [[]])
+        proof.add(place, [] if given is True else [[]])
         return
-    schema = cast(dict[str, object], node.schema)
+    schema = cast(dict[str, object], given)
     needs: list[list[Place]] = []
     if target is not None:
         needs.append([target])

@@ -166,11 +166,11 @@ class CallObject:
             self.fresh, self._held = self._held, []
         elif self._key in _ARGUMENTS:
             if isinstance(value, str):  # a JSON object written as a string
-                decoded = _decoded(value)
-                if isinstance(decoded, dict):
+                self.has_object = isinstance(_decoded(value), dict)
+                if self.has_object:
                     self._add_arguments(value)
-                value = decoded
-            self.has_object = isinstance(value, dict)
+            else:
+                self.has_object = isinstance(value, dict)
             if not self.has_object and not self.is_started:
                 self.state = CallState.BROKEN
             elif self._is_bare:
