@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tiercel.cli.console import fail
+from tiercel.wait_notice import WaitNotice
 
 if TYPE_CHECKING:
     import httpx
@@ -34,7 +35,10 @@ def call(
     address = f"{url.rstrip('/').removesuffix('/v1')}/admin/{route}"
     headers = {"Authorization": f"Bearer {key}"} | ({} if text is None else {"Content-Type": content_type})
     try:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=path) if path else None, timeout=_TIMEOUT_S) as client:
+        with (
+            WaitNotice(f"an answer of {address}"),
+            httpx.Client(transport=httpx.HTTPTransport(uds=path) if path else None, timeout=_TIMEOUT_S) as client,
+        ):
             answer = client.request(method, address, content=text, headers=headers)
         body = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:

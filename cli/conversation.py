@@ -7,6 +7,8 @@ from typing import Any, Self
 
 import httpx
 
+from tiercel.wait_notice import WaitNotice
+
 _CONNECT_S = 10.0
 _ANSWER_S = 600.0  # maximum time between two pieces of an answer; a long prompt may wait in the queue
 
@@ -40,7 +42,8 @@ class ChatConversation:
             self.model = name
             return
         try:
-            response = self._client.get(f"{self.url}/v1/models")
+            with WaitNotice(f"an answer of {self.url}"):
+                response = self._client.get(f"{self.url}/v1/models")
             if response.is_error:
                 raise ChatError(_error_line(response))
             self.model = response.json()["data"][0]["id"]
@@ -56,13 +59,17 @@ class ChatConversation:
         Errors: ChatError.
         """
         body = {"model": self.model, "messages": [*self._messages, _message("user", question)], "stream": True}
-        answer = ""
+        answer, address = "", f"{self.url}/v1/chat/completions"
         try:
-            with self._client.stream("POST", f"{self.url}/v1/chat/completions", json=body | self._sampling) as response:
+            with (
+                WaitNotice(f"the first token from {self.url}") as notice,
+                self._client.stream("POST", address, json=body | self._sampling) as response,
+            ):
                 if response.is_error:
                     response.read()
                     raise ChatError(_error_line(response))
                 for piece in _pieces(response.iter_lines()):
+                    notice.end()
                     answer += piece
                     yield piece
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
@@ -101,6 +108,8 @@ def _error_line(response: httpx.Response) -> str:
 
 
 def _unreachable(url: str, error: Exception) -> str:
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return f"{url}: an address begins with http:// or https://"
     if isinstance(error, httpx.ConnectError):
         return f"cannot reach {url}: is `tiercel serve` running there? ({error})"
     return f"{url}: {error or type(error).__name__}"

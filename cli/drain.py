@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from tiercel.cli.console import fail
 from tiercel.settings import ServerSettings
+from tiercel.wait_notice import WaitNotice
 
 _PORT = 8000
 
@@ -48,7 +49,8 @@ def drain(port: Port = _PORT, uds: Uds = None, control_socket: ControlSocket = N
             caller.drain()
             print(f"the daemon with pid {caller.pid} drains")
             if wait:
-                caller.wait_gone()
+                with WaitNotice(f"the end of the daemon with pid {caller.pid}"):
+                    caller.wait_gone()
                 print("it has exited")
     except ControlError as exc:
         fail(f"{path}: {exc.message or exc}")

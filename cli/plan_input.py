@@ -12,6 +12,7 @@ from tiercel.cli.console import warn
 from tiercel.cli.plan_flags import MAX_TOKENS
 from tiercel.config import resolve
 from tiercel.errors import ConfigError
+from tiercel.file_fault import file_fault
 from tiercel.option import flag_name, show_written
 from tiercel.settings import CacheDtype
 from tiercel.simulation.sizing import DEVICES, DeviceProfile, ModelShape, WorkloadBucket
@@ -208,8 +209,8 @@ def _bucket(place: str, row: object) -> WorkloadBucket:
 
 
 def _read_object(path: Path, flag: str) -> dict[str, object]:
-    if not path.is_file():
-        raise ConfigError("plan.file", f"{flag} {path}: there is no such file")
+    if (fault := file_fault(path)) is not None:
+        raise ConfigError("plan.file", f"{flag} {path}: {fault}")
     readers: dict[str, Callable[[Path], dict[str, object]]] = {".json": read_json_object, ".toml": _read_toml}
     if path.suffix not in readers:
         raise ConfigError("plan.file", f"{flag} {path}: expected a .json or .toml file")

@@ -17,6 +17,7 @@ import typer
 from tiercel.cli.console import fail
 from tiercel.config import client_api_key, resolve
 from tiercel.errors import ConfigError
+from tiercel.file_fault import file_fault
 from tiercel.option import flag_name
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def run_batch(given: dict[str, object]) -> int:
     source, target = (_path(given, name) for name in _NEEDED)
     url, concurrency = given.pop("url", None), given.pop("max_concurrency", _CONCURRENCY)
     assert isinstance(concurrency, int)
-    if not source.is_file():
-        raise ConfigError("run_batch.input", f"-i {source}: there is no such file")
+    if (fault := file_fault(source)) is not None:
+        raise ConfigError("run_batch.input", f"-i {source}: {fault}")
     if target.exists() and target.samefile(source):
         raise ConfigError("run_batch.output", f"-o {target}: this is the input file")
     if concurrency < 1:

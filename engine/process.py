@@ -95,9 +95,11 @@ def serve(
         record = StepRecord.open(first.settings.record_rows, record_fd)
         engine = opens(first.settings, mailbox, wake, clock, arena_fd, record)
     except ConfigError as error:
-        mailbox.post(Failed(error.code, str(error)))
-        _drain(mailbox, clock)
-        return EXIT_CONFIG
+        return _fail(mailbox, clock, error.code, str(error))
+    except OSError as error:  # one of a file; others have no name, and are faults of the program
+        if error.filename is None:
+            raise
+        return _fail(mailbox, clock, "file.unreadable", f"{error.filename}: {error.strerror}")
     # Objects loaded until now are never freed: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
@@ -128,6 +130,13 @@ def serve(
     run(engine, mailbox, clock)
     engine.close()
     return 0
+
+
+def _fail(mailbox: EngineMailbox, clock: Clock, code: str, message: str) -> int:
+    """Tell the HTTP process why the engine cannot be opened. Return the exit code."""
+    mailbox.post(Failed(code, message))
+    _drain(mailbox, clock)
+    return EXIT_CONFIG
 
 
 def _fingerprint(engine: Engine) -> str:

@@ -125,7 +125,9 @@ def read_header(path: Path) -> ModelFile:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Cursor(path, content).read_file()
-    except (OSError, ValueError) as exc:  # ValueError: of an empty file
+    except OSError as exc:
+        raise ModelFileError("weights.unreadable", f"{path}: cannot be read: {exc.strerror or exc}") from exc
+    except ValueError as exc:  # of an empty file
         raise ModelFileError("weights.broken", f"{path}: not a readable GGUF file: {exc}") from exc
 
 

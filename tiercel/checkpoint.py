@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from tiercel.errors import ConfigError
+from tiercel.file_fault import file_fault, folder_fault, is_there
 from tiercel.modelfile.errors import ModelFileError
 from tiercel.modelfile.folder import SUFFIX, unfold_model
 
@@ -22,6 +23,8 @@ def resolve_model_folder(name: str, hub_cache: str | None = None, own_cache: str
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
+        if is_there(folder) and (fault := file_fault(folder)) is not None:
+            raise ConfigError("model.unreadable", f"{name}: {fault}")
         if folder.suffix == SUFFIX and folder.is_file():
             return _unfolded(folder, own_cache)
         if folder.exists():
@@ -31,7 +34,9 @@ def resolve_model_folder(name: str, hub_cache: str | None = None, own_cache: str
         if folder.suffix == SUFFIX or not _HUB_NAME.fullmatch(name):
             raise ConfigError("model.not_found", f"{name}: no such {'file' if folder.suffix == SUFFIX else 'folder'}")
         folder = _cached_snapshot(name, hub_cache)
-    if not (folder / "config.json").is_file():
+    if (fault := folder_fault(folder)) is not None:
+        raise ConfigError("model.unreadable", f"{folder}: {fault}")
+    if not is_there(folder / "config.json"):
         raise ConfigError("model.no_config", f"{folder}: no config.json in this folder")
     return folder
 

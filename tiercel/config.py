@@ -20,6 +20,7 @@ from tiercel.consistency import check_together, conflict
 from tiercel.embedded import MODEL_DIR
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
+from tiercel.file_fault import is_there
 from tiercel.file_trust import check_found_file, check_named_file
 from tiercel.option import options_of, wrong_value
 from tiercel.process_settings import ProcessSettings
@@ -200,7 +201,7 @@ def _vllm_value(variable: str, value: str) -> object:
 def _file_values(chosen: SourcedValue | None) -> dict[str, SourcedValue]:
     """Read the settings file: the one that was chosen, or tiercel.toml if it exists."""
     path = Path(str(chosen.value) if chosen else DEFAULT_FILE)
-    if not chosen and not path.is_file():
+    if not chosen and not is_there(path):
         return {}
     if path.suffix in (".yaml", ".yml", ".json"):
         raise ConfigError("config.file", f"--config {path}: expected a TOML file with lines such as `port = 8000`")

@@ -6,6 +6,7 @@ from pathlib import Path
 from tiercel.engine_address import read_engines
 from tiercel.errors import ConfigError
 from tiercel.exposure import is_loopback
+from tiercel.file_fault import file_fault, folder_fault
 from tiercel.option import flag_name
 from tiercel.settings import EngineSettings, ServerSettings
 
@@ -81,8 +82,8 @@ def _check_fleet(settings: ServerSettings) -> None:
         raise conflict("--engines needs --engine-secret-file: the secret that the engines were started with")
     if settings.takeover:
         raise conflict("--takeover beside --engines: start a second front behind the balancer instead")
-    if source.path is not None and not Path(source.path).is_file():
-        raise conflict(f"--engines file:{source.path}: there is no such file")
+    if source.path is not None and (fault := file_fault(source.path)) is not None:
+        raise conflict(f"--engines file:{source.path}: {fault}")
     for address in source.addresses:
         if not is_loopback(address.host) and settings.engine_certfile is None:
             raise conflict(
@@ -100,11 +101,11 @@ def _check_files(settings: ServerSettings) -> None:
     if template is not None and "{" not in template and "\n" not in template:  # else it is the template itself
         files["chat_template"] = template
     for name, path in files.items():
-        if path is not None and not Path(path).is_file():
-            raise conflict(f"{flag_name(name)} {path}: there is no such file")
+        if path is not None and (fault := file_fault(path)) is not None:
+            raise conflict(f"{flag_name(name)} {path}: {fault}")
     folders = {"tokenizer": settings.tokenizer}
     if settings.generation_config not in ("auto", "vllm", "tiercel"):
         folders["generation_config"] = settings.generation_config
     for name, path in folders.items():
-        if path is not None and not Path(path).is_dir():
-            raise conflict(f"{flag_name(name)} {path}: there is no such folder")
+        if path is not None and (fault := folder_fault(path)) is not None:
+            raise conflict(f"{flag_name(name)} {path}: {fault}")

@@ -5,6 +5,7 @@ from typing import cast
 
 from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
+from tiercel.file_fault import is_there
 
 
 def read_end_tokens(folder: Path) -> tuple[int, ...]:
@@ -14,7 +15,7 @@ def read_end_tokens(folder: Path) -> tuple[int, ...]:
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        if not path.is_file():
+        if not is_there(path):
             continue
         value = read_json_object(path).get("eos_token_id")
         ids = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]

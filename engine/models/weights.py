@@ -17,6 +17,7 @@ from tiercel.engine.models.quantization import WrongTensorError, roles_of
 from tiercel.engine.models.quantized_parts import QuantizedTarget
 from tiercel.engine.native.linear import return_freed_memory
 from tiercel.errors import ConfigError
+from tiercel.file_fault import check_file, is_there
 from tiercel.modelfile.errors import ModelFileError
 from tiercel.modelfile.folder import LINKED_NAME, SUFFIX, check_unfolded
 
@@ -45,9 +46,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
     Errors: ConfigError if there are no weights, only other formats, a missing shard, or a shard not in the index.
     """
-    if (folder / _INDEX).is_file():
+    if is_there(folder / _INDEX):
         return Checkpoint(folder, _read_index(folder))
-    if (folder / _SINGLE).is_file():
+    if is_there(folder / _SINGLE):
         return Checkpoint(folder, ((folder / _SINGLE, None),))
     if (folder / LINKED_NAME).exists():
         with _translated(folder / LINKED_NAME):
@@ -63,7 +64,9 @@ def _read_index(folder: Path) -> tuple[tuple[Path, frozenset[str]], ...]:
     path = folder / _INDEX
     try:
         file_by_name = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
+    except OSError as exc:
+        raise ConfigError("weights.unreadable", f"{path}: cannot be read: {exc.strerror}") from exc
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise ConfigError("weights.bad_index", f"{path}: no readable weight_map") from exc
     if not isinstance(file_by_name, dict) or not file_by_name:
         raise ConfigError("weights.bad_index", f"{path}: weight_map must be an object with entries")
@@ -77,7 +80,7 @@ def _read_index(folder: Path) -> tuple[tuple[Path, frozenset[str]], ...]:
             raise ConfigError("weights.bad_index", f"{path}: {name} points to {shown}, which is no file of the folder")
         names_by_file.setdefault(file, set()).add(name)
     for file in sorted(names_by_file):
-        if not (folder / file).is_file():
+        if not is_there(folder / file):
             raise ConfigError("weights.no_shard", f"{folder / file}: the index names this file, but it is missing")
     for extra in sorted(folder.glob("model-*-of-*.safetensors")):
         if extra.name not in names_by_file:
@@ -164,6 +167,7 @@ def open_tensors(checkpoint: Checkpoint) -> Iterator[TensorFiles]:
 
 
 def _open(path: Path) -> Any:  # Any: see TensorFiles
+    check_file(path)  # safetensors calls every file that it cannot open missing
     return open_model_file(path) if path.suffix == SUFFIX else safe_open(path, framework="pt", device="cpu")
 
 
@@ -183,7 +187,9 @@ def _translated(path: Path) -> Iterator[None]:
         yield
     except ModelFileError as exc:
         raise ConfigError(exc.code, str(exc)) from exc
-    except (SafetensorError, OSError) as exc:
+    except OSError as exc:
+        raise ConfigError("weights.unreadable", f"{path}: cannot be read: {exc.strerror or exc}") from exc
+    except SafetensorError as exc:
         raise ConfigError("weights.broken", f"{path}: not a whole file of weights: {exc}") from exc
 
 

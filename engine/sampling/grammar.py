@@ -9,6 +9,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from tiercel.errors import ConfigError
+from tiercel.file_fault import file_fault
 from tiercel.grammar import GRAMMAR_LIMITS, GrammarLimits
 from tiercel.grammar_words import in_own_words
 
@@ -156,8 +157,8 @@ def open_compiler(folder: Path, vocab_size: int, end_tokens: tuple[int, ...]) ->
     Errors: ConfigError if grammars cannot be applied to this model.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError("grammar.no_tokenizer", f"{path}: there is no such file")
+    if (fault := file_fault(path)) is not None:
+        raise ConfigError("grammar.no_tokenizer", f"{path}: {fault}")
     if not end_tokens:
         raise ConfigError("grammar.no_end_token", f"{folder}: the model names no eos_token_id, so no output could end")
     try:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from tiercel.errors import ConfigError, TiercelError
+from tiercel.file_fault import is_there
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery
 from tiercel.loadtest.load.datasets.registry import conversations
 from tiercel.loadtest.load.mix import DatasetSettings
@@ -85,7 +86,7 @@ def draw_requests(
         )
     texts, encode = _DrawnTexts(vocab_size), _ids
     if settings.has_own_texts or settings.name == "sonnet":
-        if not (tokenizer / "tokenizer.json").is_file():
+        if not is_there(tokenizer / "tokenizer.json"):
             needs = f"--dataset-name {settings.name} needs a tokenizer: there is no tokenizer.json in {tokenizer}"
             raise ConfigError("bench.tokenizer", needs)
         counter = FolderCounter(tokenizer)

@@ -9,6 +9,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from tiercel.errors import ConfigError
+from tiercel.file_fault import check_file, is_there
 from tiercel.loadtest.load.word_list import WORDS
 
 _MIN_WORDS = 40  # minimum number of one-token words; with fewer, texts would repeat themselves
@@ -33,7 +34,9 @@ class FolderCounter:
     def __init__(self, folder: Path) -> None:
         self.source = f"tokenizer of {folder.name}"
         file = folder if folder.is_file() else folder / "tokenizer.json"
-        if not file.is_file():
+        if is_there(file):
+            check_file(file)
+        else:
             raise ConfigError(
                 "bench.tokenizer",
                 f"--tokenizer {folder}: no tokenizer.json there (leave the flag out to let the server count)",

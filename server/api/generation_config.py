@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
+from tiercel.file_fault import is_there
 from tiercel.server.api.schemas.sampling import SamplingFields
 
 
@@ -51,7 +52,7 @@ def load_sampling_defaults(model: Path, source: str, overrides: Mapping[str, flo
 
 
 def _read(path: Path, *, must_exist: bool) -> dict[str, object]:
-    return read_json_object(path) if must_exist or path.is_file() else {}
+    return read_json_object(path) if must_exist or is_there(path) else {}
 
 
 def _numbers(values: Mapping[str, object], place: str) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Literal, cast
 from msgspec import Struct
 
 from tiercel.checkpoint import read_json_object
+from tiercel.file_fault import is_there
 from tiercel.request import Pooling
 
 PoolingSource = Literal["auto", "last", "mean"]
@@ -38,7 +39,7 @@ class PoolingStyle(Struct, frozen=True):
 def read_pooling(model: Path, source: PoolingSource) -> PoolingStyle:
     """Return the pooling; "auto" is what the files of sentence-transformers say, and "last" without such files."""
     config = model / "config.json"
-    size = _hidden_size(read_json_object(config)) if config.is_file() else None
+    size = _hidden_size(read_json_object(config)) if is_there(config) else None
     modules = _modules(model / "modules.json")
     if source != "auto":
         return PoolingStyle(source, size, is_declared="Pooling" in modules)
@@ -58,7 +59,7 @@ def read_pooling(model: Path, source: PoolingSource) -> PoolingStyle:
 
 def _modules(path: Path) -> dict[str, str]:
     """Return the folder of each module by its kind; nothing if the model has no such file."""
-    if not path.is_file():
+    if not is_there(path):
         return {}
     entries = cast(list[dict[str, str]], json.loads(path.read_text(encoding="utf-8")))
     return {entry["type"].rpartition(".")[2]: entry["path"] for entry in entries}

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
+from tiercel.file_fault import is_there
 from tiercel.server.text.vocabulary import Vocabulary
 
 _TEMPLATES = ("default", "tool_use")  # of named templates; those of other names are for other uses
@@ -151,7 +152,7 @@ def load_text_codec(folder: Path, chat_template: str | None = None) -> TextCodec
     `chat_template` is a file or a template that replaces the folder's. Errors: ConfigError naming the file.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not is_there(path):
         raise ConfigError("tokenizer.missing", f"{path} is missing: the model folder has no fast tokenizer")
     with _named_file(path):
         text = path.read_text(encoding="utf-8")
@@ -166,7 +167,9 @@ def _named_file(path: Path) -> Generator[None]:
         yield
     except ConfigError:
         raise
-    except (OSError, ValueError) as exc:
+    except OSError as exc:
+        raise ConfigError("tokenizer.unreadable", f"cannot read {exc.filename or path}: {exc.strerror or exc}") from exc
+    except ValueError as exc:
         raise ConfigError("tokenizer.unreadable", f"cannot read {path}: {exc}") from exc
 
 
@@ -184,7 +187,7 @@ def _parse(tokenizer_json: str) -> Tokenizer:
 
 
 def _read_object(path: Path) -> dict[str, object]:
-    return read_json_object(path) if path.is_file() else {}
+    return read_json_object(path) if is_there(path) else {}
 
 
 def _read_templates(folder: Path, config: dict[str, object], override: str | None) -> dict[str, str]:
@@ -198,10 +201,11 @@ def _read_templates(folder: Path, config: dict[str, object], override: str | Non
         try:
             return {"default": Path(override).read_text(encoding="utf-8")}
         except OSError as exc:
-            raise ConfigError("chat_template.unreadable", f"cannot read the chat template {override}: {exc}") from exc
+            reason = f"cannot read the chat template {override}: {exc.strerror or exc}"
+            raise ConfigError("chat_template.unreadable", reason) from exc
     paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     paths |= {path.stem.removeprefix("chat_template_"): path for path in folder.glob("chat_template_*.jinja")}
-    if (beside := folder / "chat_template.jinja").is_file():
+    if is_there(beside := folder / "chat_template.jinja"):
         paths["default"] = beside
     named = _templates_of(config.get("chat_template"))
     return named | {name: path.read_text(encoding="utf-8") for name, path in paths.items() if name in _TEMPLATES}

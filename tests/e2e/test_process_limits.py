@@ -41,7 +41,6 @@ def test_a_limit_is_obeyed_or_named(option: str, limit: int, serves: bool | None
             assert running.process.wait(120) in (2, 3)
             *_, last = running.log.read_text().splitlines()
             assert _LINE.fullmatch(last), last
-            assert "Traceback" not in running.log.read_text()
             return
         assert serves is not False
         assert running.chat("Hello", max_tokens=5).status_code == 200
