@@ -5,6 +5,7 @@ no output can violate it.
 """
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Literal, cast
 
 Value = Literal[
@@ -116,7 +117,7 @@ def _copied_value(shape: Value | None, value: object) -> object:
             return {name: {} if one is None else _copied_value("schema", one) for name, one in entries.items()}
     elif isinstance(value, list) and shape in ("schemas", "items"):
         return [_copied_value("schema", one) for one in cast(list[object], value) if one is not None]
-    return unchanged
+    return deepcopy(unchanged)  # a `$ref` may name a schema in it
 
 
 def _has_no_effect(keyword: str, value: object, schema: Mapping[str, object]) -> bool:

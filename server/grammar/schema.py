@@ -16,7 +16,8 @@ from tiercel.server.grammar.keywords import (
     Place,
     copied_schema,
 )
-from tiercel.server.grammar.schema_graph import SchemaFaultError, SchemaGraph, shown
+from tiercel.server.grammar.pointer import shown
+from tiercel.server.grammar.schema_graph import SchemaFaultError, SchemaGraph
 
 MAX_SCHEMA_LETTERS = 64 * 1024
 MAX_SCHEMA_DEPTH = 32

@@ -9,14 +9,14 @@ linear in the size of the schema. It does not look into patterns, and not at two
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
-from urllib.parse import quote, unquote, urldefrag, urljoin
+from urllib.parse import unquote
 
-from tiercel.server.grammar.keywords import ACTING, TYPES, Place, fault_of, inner_schemas
+from tiercel.server.grammar.keywords import ACTING, TYPES, Place, copied_schema, fault_of, inner_schemas
+from tiercel.server.grammar.pointer import joined, pointer
 
 _ENDLESS = "the $ref leads back to itself, and every value under it would contain another one: no value has an end"
 _IDENTIFIERS = ("$schema", "$id", "$anchor", "$dynamicAnchor")
-_MAX_SHOWN = 200  # letters of a place in a message
-_MAX_NAME = 64  # of them for its last step
+MAX_POINTER_LETTERS = 64 * 1024  # of all places that a $ref names by an $anchor or an $id
 
 
 class SchemaFaultError(Exception):
@@ -38,6 +38,7 @@ class SchemaGraph:
         self._anchors: dict[tuple[str, str], Place] = {}
         self._bases: dict[Place, str] = {}
         self._nodes: dict[Place, _Node] = {}
+        self._schemas: set[Place] = set()  # all places of schemas, by keywords and by what a `$ref` names
         self._refs: dict[Place, Place] = {}  # the place of a `$ref` -> the place that it names
 
     @property
@@ -52,7 +53,8 @@ class SchemaGraph:
         """Find the place of every `$ref`, and write it as a pointer from the top.
 
         Identifiers are removed, so that the compiler of the grammar resolves each `$ref` as it was resolved here.
-        Errors: SchemaFaultError for a `$ref` without a place and for values that a keyword cannot have.
+        Errors: SchemaFaultError for a `$ref` without a place, for values that a keyword cannot have, and if the
+        pointers have more than `MAX_POINTER_LETTERS`: many short names may name one place that has a long pointer.
         """
         self._index((), self._schema, "")
         waiting: deque[Place] = deque([()])
@@ -60,6 +62,8 @@ class SchemaGraph:
             place = waiting.popleft()
             if place in self._nodes:
                 continue
+            if place not in self._schemas:
+                self._add_schema_elsewhere(place)
             schema = self._at(place)
             node = self._nodes[place] = _Node(schema)
             if isinstance(schema, bool):
@@ -76,9 +80,13 @@ class SchemaGraph:
                 waiting.append(self._refs[place])
             node.inner = {inner: (*place, *inner) for inner, _ in inner_schemas(entries, acting=True)}
             waiting.extend(node.inner.values())
+        self._count_pointers()
+        pointers: dict[Place, str] = {}
         for place, target in self._refs.items():
-            cast(dict[str, object], self._nodes[place].schema)["$ref"] = pointer(target)
-        self._strip((), self._schema)
+            entries = cast(dict[str, object], self._at(place))
+            entries["$ref"] = pointers.get(target) or pointers.setdefault(target, pointer(target))
+        for place in self._schemas:
+            self._strip(self._at(place))
 
     def prove(self) -> None:
         """Prove that the schema has an instance. A `$ref` to a place without one becomes a schema without values.
@@ -93,18 +101,33 @@ class SchemaGraph:
             raise self._dead_end(proof)
         for place, target in self._refs.items():
             if not proof.has_end(target):
-                entries = cast(dict[str, object], self._nodes[place].schema)
+                entries = cast(dict[str, object], self._at(place))
                 del entries["$ref"]
                 entries["enum"] = []  # and not `false` in its place, because a pointer may lead through it
 
+    def _count_pointers(self) -> None:
+        """Count the letters of the pointers that replace names, before they are written. Errors: SchemaFaultError."""
+        letters = 0
+        for place, target in self._refs.items():
+            written = cast(str, cast(dict[str, object], self._at(place))["$ref"])
+            if not written.startswith("#/") or self._base_of(place):
+                letters += sum(len(str(step)) + 1 for step in target)
+            if letters > MAX_POINTER_LETTERS:
+                raise SchemaFaultError(
+                    (*place, "$ref"),
+                    f"all $ref of a schema together name places of at most {MAX_POINTER_LETTERS} letters by $anchor or"
+                    " $id; use shorter names, or pointers such as #/$defs/name",
+                )
+
     def _index(self, place: Place, schema: object, base: str) -> None:
         """Note the identifiers of a schema and of those within it."""
+        self._schemas.add(place)
         if not isinstance(schema, dict):
             return
         entries = cast(dict[str, object], schema)
         identifier = entries.get("$id")
         if isinstance(identifier, str):
-            own, fragment = _joined(base, identifier)
+            own, fragment = joined(base, identifier)
             if fragment:  # an anchor in draft 6 and 7
                 self._anchors.setdefault((base, fragment), place)
             elif own != base:
@@ -118,13 +141,21 @@ class SchemaGraph:
         for inner, one in inner_schemas(entries):
             self._index((*place, *inner), one, base)
 
-    def _strip(self, place: Place, schema: object) -> None:
+    def _add_schema_elsewhere(self, place: Place) -> None:
+        """Take in a schema that no keyword holds, such as one in `components`, because a `$ref` names it."""
+        value = self._at(place)
+        if isinstance(value, dict):
+            entries = cast(dict[str, object], value)
+            made = copied_schema(entries)
+            entries.clear()
+            entries.update(made)
+            self._index(place, entries, self._base_of(place))
+
+    @staticmethod
+    def _strip(schema: object) -> None:
         if isinstance(schema, dict):
-            entries = cast(dict[str, object], schema)
             for name in _IDENTIFIERS:
-                entries.pop(name, None)
-            for inner, one in inner_schemas(entries):
-                self._strip((*place, *inner), one)
+                cast(dict[str, object], schema).pop(name, None)
 
     def _at(self, place: Place) -> object:
         value: object = self._schema
@@ -134,7 +165,7 @@ class SchemaGraph:
 
     def _target(self, place: Place, reference: str) -> Place:
         """Return the place that a `$ref` names. Errors: SchemaFaultError."""
-        document, fragment = _joined(self._base_of(place), reference)
+        document, fragment = joined(self._base_of(place), reference)
         where = (*place, "$ref")
         start = self._resources.get(document)
         if start is None:
@@ -392,32 +423,3 @@ def _array_needs(
     if least > len(first) and rest is not None:
         needs.append([rest])
     return None
-
-
-def _joined(base: str, reference: str) -> tuple[str, str]:
-    """Return the document and the fragment that a reference names, relative to a base."""
-    if reference.startswith("#"):
-        return base, reference[1:]
-    try:
-        document, fragment = urldefrag(urljoin(base, reference) if base else reference)
-    except ValueError:  # an address that cannot be read is the address of no document
-        return "\0", ""
-    return document, fragment
-
-
-def pointer(place: Place) -> str:
-    """Return a place as a `$ref` that leads to it from the top of the schema."""
-    return "#" + "".join("/" + quote(str(step).replace("~", "~0").replace("/", "~1"), safe="$") for step in place)
-
-
-def shown(path: str, place: Place) -> str:
-    """Return a place in a field as errors and headers show it, such as `guided_json.properties.a`.
-
-    The last step stays whole; of the others, the middle is left out beyond 200 letters.
-    """
-    steps = [path, *("".join(letter if letter.isprintable() else "?" for letter in str(step)) for step in place)]
-    whole = ".".join(steps)
-    if len(whole) <= _MAX_SHOWN:
-        return whole
-    end = f"....{steps[-1][-_MAX_NAME:]}"
-    return whole[: _MAX_SHOWN - len(end)] + end

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from copy import deepcopy
 from typing import Any, cast
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.errors import AdmissionError
 from tiercel.server.grammar.keywords import copied_schema
+from tiercel.server.grammar.pointer import pointer
 from tiercel.server.grammar.schema import prepared_schema
-from tiercel.server.grammar.schema_graph import SchemaFaultError, SchemaGraph, pointer
+from tiercel.server.grammar.schema_graph import MAX_POINTER_LETTERS, SchemaFaultError, SchemaGraph
 
 Schema = dict[str, Any]
 
@@ -223,3 +225,38 @@ def test_the_proof_agrees_with_a_search_for_values(seed: int) -> None:
         assert has_end == _has_value(A, definitions, 4), definitions
     assert seen[True]
     assert seen[False]
+
+
+@pytest.mark.parametrize("name", ["x" * 20_000, "\U0001f600" * 20_000], ids=["letters", "of four bytes"])
+def test_a_short_ref_to_a_long_name_is_counted_before_it_is_written(name: str) -> None:
+    schema = {"$defs": {name: {"$anchor": "a"}}, "anyOf": [{"$ref": "#a"} for _ in range(2_000)]}
+    with pytest.raises(AdmissionError) as caught:
+        prepared_schema("guided_json", schema, is_strict=False)
+    assert caught.value.message.startswith("guided_json.anyOf.3.$ref: ")
+    assert f"at most {MAX_POINTER_LETTERS} letters" in caught.value.message
+
+
+def test_refs_by_pointer_and_by_short_names_are_not_limited() -> None:
+    by_name = {"$defs": {"node": {"$anchor": "a"}}, "anyOf": [{"$ref": "#a"} for _ in range(2_000)]}
+    by_pointer = {"$defs": {"n" * 60: {}}, "anyOf": [{"$ref": f"#/$defs/{'n' * 60}"} for _ in range(700)]}
+    for schema in (by_name, by_pointer):
+        prepared_schema("guided_json", schema, is_strict=False)
+
+
+def test_null_is_as_absent_in_a_schema_that_only_a_ref_names() -> None:
+    inner = {"$id": "p", "type": "object", "properties": None, "required": None}
+    outer = {"type": "object", "properties": {"inner": {"$ref": "#/components/schemas/P"}}, "description": None}
+    schema = {"components": {"schemas": {"P": inner, "Q": outer}}, "$ref": "#/components/schemas/Q"}
+    before = deepcopy(schema)
+    made = prepared_schema("guided_json", schema, is_strict=False).schema
+    assert cast(Schema, made["components"])["schemas"]["P"] == {"type": "object"}
+    assert "description" not in cast(Schema, made["components"])["schemas"]["Q"]
+    assert schema == before
+
+
+def test_a_ref_without_an_end_changes_no_schema_of_the_client() -> None:
+    loop = {"allOf": [{"$ref": "#/components/a"}]}
+    schema = {"components": {"a": loop}, "type": "object", "properties": {"x": {"$ref": "#/components/a"}}}
+    before = deepcopy(schema)
+    assert prepared_schema("guided_json", schema, is_strict=False).schema["components"] != before["components"]
+    assert schema == before
