@@ -177,7 +177,7 @@ def _endless_below(rules: Rules, ending: set[str], name: str) -> str:
             return name
         name = next(symbol for symbol in productions[0] if symbol not in ending)
     if _is_lexeme(name):
-        return list(trail)[-1]
+        return next(reversed(trail), "")  # "": a lexeme without a rule of its own
     cycle = list(trail)[list(trail).index(name) :]
     return next((one for one in cycle if _named(one)), name)
 

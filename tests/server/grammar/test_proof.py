@@ -21,6 +21,7 @@ ENDLESS: list[tuple[str, str]] = [
     ('start: "a" b\nb: %json {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}', NO_END),
     ('start: ("a" b)?\nb: "(" b ")"', NO_END),
     ('start: "a" X\nX: /[^\\s\\S]/', NO_END),
+    ('start: "a" /[^\\s\\S]/ | "b"', NO_END),  # a lexeme without a name
     ('start: "a" X | "b"\nX: /a+/ & /b+/', "the terminal 'X' matches no text"),
     ('start: "a" X | "start" Y\nX: /a+/ & ~/a+/\nY: /b/', "the terminal 'X' matches no text"),
     ("start: start", NO_OUTPUT),
