@@ -25,7 +25,7 @@ from tiercel.server.api.delta_encoder import ReplyShape
 from tiercel.server.api.expansion import LISTED_TOKEN_BYTES, check_submission
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan
-from tiercel.server.api.prompt import check_drawable, encode_bad_words
+from tiercel.server.api.prompt import encode_bad_words, with_drawable_tokens
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.schemas.sampling import SamplingFields, StreamOptions
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
@@ -205,9 +205,9 @@ class GenerationPipeline:
             prompts = await call.tokenize(limits)
             holding.grow(LISTED_TOKEN_BYTES * sum(map(len, prompts)))
             plan = await self._planned(call, limits)
-            check_drawable(plan.params.allowed_token_ids, self._context.codec)
             if call.fields.bad_words:
                 plan = await self._with_bad_words(plan, call.fields.bad_words, limits)
+            plan = replace(plan, params=with_drawable_tokens(plan.params, self._context.codec))
         plan = await self._with_grammar(plan, limits, tenant, call.fields.cache_salt, record)
         cap = self._context.defaults.max_new_tokens
         echoes = [] if plan.echo is None else await self._echoed(plan.echo, prompts, plan)

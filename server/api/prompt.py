@@ -4,8 +4,10 @@ import contextlib
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeGuard, cast
 
+from msgspec.structs import replace
+
 from tiercel.errors import AdmissionError
-from tiercel.request import MAX_BAD_WORD_TOKENS
+from tiercel.request import MAX_BAD_WORD_TOKENS, SamplingParams
 from tiercel.server.api.conversation import read_messages, tools_json
 from tiercel.server.api.params import ModelLimits, too_long
 from tiercel.server.api.schemas.chat import ChatTemplateFields
@@ -141,12 +143,23 @@ def check_tokens(prompts: Sequence[list[int]], limits: ModelLimits, field: str) 
             )
 
 
-def check_drawable(allowed: Sequence[int], codec: TextCodec) -> None:
-    """Check that one of `allowed_token_ids` has a token: others are never drawn. Errors: AdmissionError (400)."""
-    if allowed and all(codec.token_name(token) is None for token in allowed):
+def with_drawable_tokens(params: SamplingParams, codec: TextCodec) -> SamplingParams:
+    """Return parameters whose `allowed_token_ids` can be drawn: ids that have a token, and are no bad word alone.
+
+    An engine to which nothing is left draws any token. Errors: AdmissionError (400) if there is no such id.
+    """
+    if not params.allowed_token_ids:
+        return params
+    named = [token for token in params.allowed_token_ids if codec.token_name(token) is not None]
+    if not named:
         raise AdmissionError(
             400, "allowed_token_ids: the tokenizer has a token for none of these ids", param="allowed_token_ids"
         )
+    banned = {word[0] for word in params.bad_words if len(word) == 1}
+    left = tuple(token for token in named if token not in banned)
+    if not left:
+        raise AdmissionError(400, "bad_words: they exclude every token of allowed_token_ids", param="bad_words")
+    return replace(params, allowed_token_ids=left)
 
 
 def check_text_length(letters: int, codec: TextCodec, limits: ModelLimits) -> None:

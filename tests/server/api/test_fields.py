@@ -35,7 +35,22 @@ def test_ids_without_a_token_alone_are_not_allowed(model_folder: Path, codec: Te
     async def test(server: Running) -> None:
         error = await refusal_of(server, CHAT, chat_body(allowed_token_ids=[absent, others[0]]))
         assert "allowed_token_ids: the tokenizer has a token for none of these ids" in error["message"]
-        await answer_of(server, CHAT, chat_body(allowed_token_ids=[absent, 7], max_tokens=1))
+        # with its own end token the engine knows that nothing else is left, and lets min_tokens not ban it
+        await answer_of(server, CHAT, chat_body(allowed_token_ids=[absent, 7], max_tokens=1, min_tokens=1))
+        assert server.engine.submitted[-1].params.allowed_token_ids == (7,)
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_bad_words_leave_an_allowed_token(model_folder: Path, codec: TextCodec) -> None:
+    """The engine would draw any token where nothing is left."""
+    x, y = (codec.encode(letter, add_special_tokens=False)[0] for letter in "xy")
+
+    async def test(server: Running) -> None:
+        error = await refusal_of(server, TEXT, text_body(allowed_token_ids=[x], bad_words=["x"]))
+        assert (error["param"], "every token of allowed_token_ids" in error["message"]) == ("bad_words", True)
+        await answer_of(server, TEXT, text_body(allowed_token_ids=[x, y], bad_words=["x"], max_tokens=1))
+        assert server.engine.submitted[-1].params.allowed_token_ids == (y,)
 
     with_server(server_settings(model_folder), test)
 
