@@ -21,6 +21,7 @@ _CALL_S = 60.0
 _RETRY_S = 0.5
 _SOON_S = 1.0  # after which a server without an answer is asked whether it speaks HTTP
 _WORDS_BYTES = 40
+_MAX_PORT = 65535
 _NO_HTTP = "the server there does not speak HTTP"
 _WAITING = frozenset({425, 429, 500, 502, 503, 504})
 
@@ -34,9 +35,11 @@ class Target:
         self._clock = clock
         verify = tls_context(verify=not settings.insecure)
         try:
-            httpx.URL(settings.root_url)
+            port = httpx.URL(settings.root_url).port
         except httpx.InvalidURL as exc:
             raise ConfigError("bench.url", f"{settings.root_url}: {exc}") from exc
+        if port is not None and port > _MAX_PORT:
+            raise ConfigError("bench.url", f"{settings.root_url}: a port is a number up to {_MAX_PORT}")
         self._plain = httpx.Client(headers=self._headers, timeout=_CALL_S, trust_env=False, verify=verify)
         self.client = httpx.AsyncClient(
             base_url=settings.root_url, headers=self._headers, timeout=_CALL_S, trust_env=False, verify=verify
@@ -175,7 +178,8 @@ def address_fault(error: Exception) -> str | None:
         return f"{_NO_HTTP}: {error}"
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, socket.gaierror):
+        # Containers and pods are often started before the resolver of their network answers.
+        if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
             return f"the name of the host cannot be resolved: {cause.strerror}"
         if isinstance(cause, ssl.SSLError):
             return f"no TLS connection: {cause.reason or cause}"

@@ -55,11 +55,22 @@ def _refusal(address: str) -> str:
         ("ftp://127.0.0.1", "an address begins with http:// or https://"),
         ("http://no-such-host.invalid", "the name of the host cannot be resolved"),
         ("http://127.0.0.1:port", "Invalid port"),
+        ("http://127.0.0.1:65536", "a port is a number up to 65535"),
     ],
 )
 def test_an_address_that_can_never_work_ends_at_once(address: str, reason: str) -> None:
     message = _refusal(address)
     assert message.startswith(f"{address}: ") and reason in message
+
+
+def test_a_name_that_the_resolver_cannot_tell_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", busy)
+    with pytest.raises(TiercelError) as caught:
+        asyncio.run(_model("http://server", patience_s=0.1))
+    assert caught.value.code == "bench.not_ready"
 
 
 def test_a_server_of_another_protocol_ends_at_once(banner_server: int) -> None:
