@@ -50,7 +50,7 @@ Tenants, their keys, weights and limits are in the tenants file: see [tenants.md
 
 The flag is the key with two dashes in front; `--no-` turns a switch off. The variable is `TIERCEL_` and the key in
 capitals with `_`: `max-num-seqs`, `--max-num-seqs`, `TIERCEL_MAX_NUM_SEQS`. Sizes are written as `512M` or `2GiB`,
-lengths as `8k` (8,000) or `8K` (8,192).
+lengths as `8k` (8,000) or `8K` (8,192). Of two different values for one flag, the last one is used, with a warning.
 
 A default that depends on the device is empty here and in `tiercel config show`, because only the engine process knows
 the device; it logs what it chose (`defaults` and `capacity`). `max-num-seqs` is 256, on a GPU with 70 GiB of memory or

@@ -25,6 +25,7 @@ from tiercel.cli.engine import ENGINE_FLAGS, engine
 from tiercel.cli.flags import COMMON, help_listing, with_settings
 from tiercel.cli.kv import kv_app
 from tiercel.cli.plan import plan_command
+from tiercel.cli.repeated_flags import refuse, watch_repeats
 from tiercel.cli.run_batch import RUN_BATCH_FLAGS, run_batch
 from tiercel.cli.serve import serve
 from tiercel.cli.simulate import simulate_command
@@ -85,7 +86,11 @@ def _run(words: list[str]) -> int:
         words = [*verb, *own, *translate(plain, warnings)]
     for line in warnings:
         warn(line)
-    outcome = get_command(build_app(listing, words[0])).main(args=words, prog_name="tiercel", standalone_mode=False)
+    command = get_command(build_app(listing, words[0]))
+    # Launchers append flags of vLLM to those that they have, as the entry point of the image does: the last one counts.
+    is_last_used = verb[-1] in _FLAGGED or verb[0] == "bench"
+    watch_repeats(command, (lambda line: warn(f"{line}: the last one is used")) if is_last_used else refuse)
+    outcome = command.main(args=words, prog_name="tiercel", standalone_mode=False)
     return outcome if isinstance(outcome, int) else 0
 
 

@@ -229,6 +229,7 @@ class Daemon:
     def _give_up_loading(self, client: EngineClient) -> int:
         """Stop before the model is loaded; there is nothing to drain."""
         self._context.admission.close()
+        self._supervisor.stop()  # the end of the engine is no death
         client.close()  # requests that wait for the model get an error
         return EXIT_OK
 

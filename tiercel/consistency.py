@@ -10,6 +10,10 @@ from tiercel.file_fault import file_fault, folder_fault
 from tiercel.option import flag_name
 from tiercel.settings import EngineSettings, ServerSettings
 
+CONFLICT = "config.conflict"
+TENANTS_FILE = "tenants.file"
+"""Codes of errors: of settings, and of the tenants file, whose refusals are counted apart."""
+
 
 def check_together(engine: EngineSettings, server: ServerSettings, given: Collection[str]) -> None:
     """Check values as the operator wrote them; `given` are the names of the settings not left at their default.
@@ -25,7 +29,7 @@ def check_together(engine: EngineSettings, server: ServerSettings, given: Collec
 
 def conflict(message: str) -> ConfigError:
     """Return the error for a value that is wrong beside another value, or on this machine."""
-    return ConfigError("config.conflict", message)
+    return ConfigError(CONFLICT, message)
 
 
 def _check_engine(settings: EngineSettings) -> None:
@@ -102,7 +106,8 @@ def _check_files(settings: ServerSettings) -> None:
         files["chat_template"] = template
     for name, path in files.items():
         if path is not None and (fault := file_fault(path)) is not None:
-            raise conflict(f"{flag_name(name)} {path}: {fault}")
+            code = TENANTS_FILE if name == "tenants_config" else CONFLICT
+            raise ConfigError(code, f"{flag_name(name)} {path}: {fault}")
     folders = {"tokenizer": settings.tokenizer}
     if settings.generation_config not in ("auto", "vllm", "tiercel"):
         folders["generation_config"] = settings.generation_config

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import structlog
 
 from tiercel.config import Resolved, values_of
+from tiercel.consistency import TENANTS_FILE
 from tiercel.errors import ConfigError
 from tiercel.live import changed_settings, why_restart
 from tiercel.server.tenancy.directory import InThread, TenantDirectory, in_thread
@@ -80,7 +81,14 @@ class Configuration:
         Errors: ConfigError if a file is wrong or a change needs a restart; nothing changes.
         """
         async with self._lock:
-            found = await self._merge(Resolved.read_again, {}, "reload", run)
+            try:
+                found = await self._merge(Resolved.read_again, {}, run)
+            except ConfigError as exc:
+                if exc.code == TENANTS_FILE:
+                    tenants.refuse_file(exc)
+                else:
+                    self._refuse(exc, "reload")
+                raise
             if tenants.has_file:
                 await tenants.read_again(run)
             return self._set(found, {}, "reload")
@@ -108,11 +116,14 @@ class Configuration:
                 if word.value is not None:
                     changes[name] = word.value
             by_key = {name.replace("_", "-"): value for name, value in changes.items()}
-            found = await self._merge(lambda origin: origin.with_changes(by_key), changes, "request", run)
+            try:
+                found = await self._merge(lambda origin: origin.with_changes(by_key), changes, run)
+            except ConfigError as exc:
+                raise self._refuse(exc, "request") from None
             return self._set(found, changes, "request")
 
     async def _merge(
-        self, merge: Callable[[Resolved], Resolved], changes: Mapping[str, object], occasion: Occasion, run: InThread
+        self, merge: Callable[[Resolved], Resolved], changes: Mapping[str, object], run: InThread
     ) -> Resolved | None:
         """Return the settings after a change, which `merge` computes. Errors: ConfigError."""
         started, before = self._started, self._current.origin
@@ -122,12 +133,9 @@ class Configuration:
             error = ConfigError(
                 "config.origin", "the settings of this server were made by a program and cannot be changed"
             )
-            raise self._refuse(error, occasion)
-        try:
-            found = await run(lambda: merge(before))
-            _check_live(started, before, found)
-        except ConfigError as exc:
-            raise self._refuse(exc, occasion) from None
+            raise error
+        found = await run(lambda: merge(before))
+        _check_live(started, before, found)
         return found
 
     def _set(self, found: Resolved | None, changes: Mapping[str, object], occasion: Occasion) -> SettingsVersion:

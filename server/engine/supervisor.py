@@ -121,6 +121,9 @@ class Supervisor:
                 client.give_up()
                 return
             death = await self._bury(client, is_hung=is_hung)
+            if self._is_stopping:
+                client.give_up()
+                return
             observer.on_engine_death(death.kind.value)
             if not await self._follow(death, client, clock):
                 client.give_up()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import secrets
 import signal
 import socket
@@ -16,6 +17,7 @@ from tiercel.engine_address import EngineAddress
 from tiercel.errors import ConfigError
 from tiercel.handshake import IDENTITY_BYTES
 from tiercel.log import configure_log
+from tiercel.port_holder import ways_out
 from tiercel.server.engine.child import engine_command
 from tiercel.server.engine.inherited import InheritedResources
 from tiercel.server.engine.status import EngineState
@@ -204,5 +206,6 @@ def _bind(listen: EngineAddress) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as exc:
         sock.close()
-        raise ConfigError("wire.listen", f"--listen {listen}: {exc.strerror or exc}") from exc
+        way = f"; {ways_out(listen.port, '--listen')}" if exc.errno == errno.EADDRINUSE else ""
+        raise ConfigError("wire.listen", f"--listen {listen}: {exc.strerror or exc}{way}") from exc
     return sock

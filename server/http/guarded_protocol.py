@@ -20,6 +20,7 @@ from tiercel.server.http.failure import refusal_body, refusal_status
 from tiercel.server.http.framing import MAX_HEAD_BYTES, MAX_HEADER_LINES, MessageMeter
 from tiercel.server.http.gate import ConnectionGate, Place, is_health_path, too_much_unfinished
 from tiercel.server.http.message_failure import is_messages_path
+from tiercel.server.http.transfer_coding import coding_fault
 
 _LINGER_S = 1.0  # to read what the client still sends: closing with unread data resets the connection
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -162,6 +163,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._place is Place.HEALTH_ONLY and not is_health_path(self.url):
             self._refuse(self._gate.too_many())
             return
+        if (fault := coding_fault(self.headers, self.parser.get_http_version())) is not None:
+            self._refuse(fault)
+            return
         self.begin_request()  # raises if the URL is invalid
         self._meter.end_head(self.headers)
         self._unanswered += 1
@@ -203,7 +207,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self.data_received(b"")
 
     def _refuse(self, error: AdmissionError) -> None:
-        """Answer with an error after the answers to earlier requests, and read nothing more."""
+        """Answer with an error after the answers to earlier requests, and read nothing more.
+
+        The parser may fail at the same head that has been refused: the first error counts.
+        """
+        if self._is_refused:
+            return
         self._is_refused = True
         self._pipelined = b""
         self._report_held(0)

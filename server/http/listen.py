@@ -1,6 +1,7 @@
 """The socket that clients connect to."""
 
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -8,6 +9,7 @@ import stat
 from collections.abc import Generator
 
 from tiercel.errors import ConfigError
+from tiercel.port_holder import ways_out
 from tiercel.settings import ServerSettings
 
 _BACKLOG = 2048
@@ -28,7 +30,7 @@ def check_tls(settings: ServerSettings) -> None:
 
 def bind(settings: ServerSettings) -> socket.socket:
     """Listen now, so that early connections queue while the engine loads. Errors: ConfigError."""
-    return _bind(settings.uds, settings.host, settings.port)
+    return _bind(settings.uds, settings.host, settings.port, "")
 
 
 def bind_admin(settings: ServerSettings, taken: socket.socket | None = None) -> socket.socket | None:
@@ -42,10 +44,11 @@ def bind_admin(settings: ServerSettings, taken: socket.socket | None = None) -> 
         is_path, name = taken.family == socket.AF_UNIX, taken.getsockname()
         if name == settings.admin_uds or (not is_path and not settings.admin_uds and name[1] == settings.admin_port):
             return taken
-    return _bind(settings.admin_uds, settings.admin_host or settings.host, settings.admin_port or 0)
+    return _bind(settings.admin_uds, settings.admin_host or settings.host, settings.admin_port or 0, "admin-")
 
 
-def _bind(path: str | None, host: str, port: int) -> socket.socket:
+def _bind(path: str | None, host: str, port: int, prefix: str) -> socket.socket:
+    """Listen. `prefix` of the flags that name the address. Errors: ConfigError."""
     where = path or f"{host}:{port}"
     try:
         if path is not None:
@@ -60,7 +63,11 @@ def _bind(path: str | None, host: str, port: int) -> socket.socket:
             sock.setblocking(False)
         return sock
     except OSError as exc:
-        raise ConfigError("server.bind", f"cannot listen on {where}: {exc.strerror or exc}") from exc
+        message = f"cannot listen on {where}: {exc.strerror or exc}"
+        if exc.errno == errno.EADDRINUSE:
+            way = ways_out(port, f"--{prefix}port") if path is None else f"choose another --{prefix}uds"
+            message = f"{message}; {way}"
+        raise ConfigError("server.bind", message) from exc
 
 
 def _bind_path(path: str) -> socket.socket:

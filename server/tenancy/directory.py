@@ -118,6 +118,10 @@ class TenantDirectory:
         self._log.info("tenants_changed", version=table.version, source=source, tenants=len(table.tenants))
         return table
 
+    def refuse_file(self, error: ConfigError) -> None:
+        """Log and count a tenants file that a reload could not use. The table stays in force."""
+        self._refuse(error, "file")
+
     def _refuse(self, error: ConfigError, source: Source) -> None:
         self._counter.on_tenants_refused()
         self._log.error("tenants_refused", version=self._table.version, source=source, reason=error.message)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,20 +42,30 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
+def _last_of(words: Sequence[str]) -> list[str]:
+    """Return the words without flags that a later word replaces, which the program refuses."""
+    return [
+        word
+        for place, word in enumerate(words)
+        if word not in words[place + 1 :] or not word.startswith("--")
+        if not (place and words[place - 1].startswith("--") and words[place - 1] in words[place:])
+    ]
+
+
 def planned(*words: str, capsys: Captured) -> dict[str, dict[str, object]]:
-    assert main(["plan", *words, "--json"]) == 0
+    assert main(["plan", *_last_of(words), "--json"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return json.loads(captured.out)
 
 
 def shown(*words: str, capsys: Captured) -> str:
-    assert main(["plan", *words]) == 0
+    assert main(["plan", *_last_of(words)]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
 def refused(*words: str, capsys: Captured) -> str:
-    assert main(["plan", *words]) == 2
+    assert main(["plan", *_last_of(words)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("tiercel: error: ")

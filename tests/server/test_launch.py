@@ -169,6 +169,18 @@ def test_an_idle_server_exits_with_0_and_ends_its_engine(model_folder: Path, num
         assert _is_gone(_engine_pid(err))
 
 
+def test_ctrl_c_while_the_engine_loads_is_no_death_of_an_engine(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_LOAD_S": "3600"}) as server:
+        assert server.process.stderr is not None
+        first = server.process.stderr.readline()
+        while "engine_started" not in first:
+            first = server.process.stderr.readline()
+        server.process.send_signal(signal.SIGINT)
+        code, err = server.wait(60)
+        assert code == 0
+        assert "engine_died" not in err and '"error"' not in err
+
+
 def test_a_slow_reader_is_logged_in_json_only(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_CONTEXT": "100000"}) as server:
         server.await_url()
@@ -397,7 +409,10 @@ def test_a_port_in_use_gives_one_line_and_exit_code_2(model_folder: Path) -> Non
         arguments = [json.dumps({"model": str(model_folder)}), "[]"]
         second = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=15)
         assert second.returncode == 2
-        assert "cannot listen on 127.0.0.1" in second.stderr
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use; the process {first.process.pid} (" in (
+            second.stderr
+        )
+        assert "listens there: choose another --port" in second.stderr
 
 
 def test_a_unix_socket_is_served_and_a_stale_one_replaced(model_folder: Path, tmp_path: Path) -> None:

@@ -412,6 +412,21 @@ def test_settings_and_tenants_are_reloaded_together_or_not_at_all(
     operate(folder, tmp_path, test, tenants_config=str(tenants))
 
 
+def test_a_missing_tenants_file_is_counted_as_a_refusal_of_the_tenants(folder: Path, tmp_path: Path) -> None:
+    tenants = tmp_path / "tenants.yaml"
+    tenants.write_text(TENANTS)
+
+    async def test(operator: Operator) -> None:
+        tenants.unlink()
+        answer = await operator.reload()
+        assert answer.status_code == 400 and "there is no such file" in answer.text
+        page = (await operator.server.http.get("/metrics", headers=BOSS)).text
+        assert "tiercel_tenants_config_errors_total 1" in page
+        assert "tiercel_config_errors_total 0" in page
+
+    operate(folder, tmp_path, test, tenants_config=str(tenants))
+
+
 def test_a_server_that_was_put_together_by_hand_keeps_its_settings(folder: Path) -> None:
     async def test() -> None:
         origin = resolve({"model": str(folder), "admin_key": "boss"})

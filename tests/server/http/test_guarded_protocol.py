@@ -60,6 +60,27 @@ UNREADABLE: dict[str, bytes] = {
     "two lengths": HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
     "length and chunks": HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
     "unknown transfer encoding": post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: gzip"),
+    **{
+        f"transfer encoding {value!r}": post_chunked(BODY, 10).replace(b"Encoding: chunked", b"Encoding: " + value)
+        for value in (
+            *(b"identity", b"identity, chunked", b"chunked, chunked", b"chunked, gzip", b"gzip", b"chunked;q=1"),
+            *(
+                b", chunked",
+                b"chunked,",
+                b"\x0bchunked",
+                b"xchunked",
+                b"nonsense, chunked",
+                b"",
+                b"gzip, chunked, chunked",
+            ),
+            *(b"gzip\r\nTransfer-Encoding: identity, chunked", b"chunked\r\nTransfer-Encoding: chunked"),
+            *(b"chunked\r\n foo", b"\r\n chunked", b"chunked\r\nContent-Length: 5", b'"chunked"'),
+        )
+    },
+    "chunks in HTTP/1.0": post_chunked(BODY, 10).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "chunks twice beside an upgrade": post_chunked(BODY, 10, lines=b"Connection: upgrade\r\nUpgrade: h2c\r\n").replace(
+        b"chunked\r\n", b"chunked, chunked\r\n"
+    ),
     "size of a chunk": post_chunked(BODY, 10).replace(b"\r\na\r\n", b"\r\nxyz\r\n"),
     "end of a chunk": post_chunked(BODY, 10).replace(b"\r\na\r\n", b"\r\n9\r\n"),
     "size of a chunk beyond 64 bits": post_chunked(BODY, 10).replace(b"\r\na\r\n", b"\r\n" + b"f" * 20 + b"\r\n"),
@@ -77,6 +98,26 @@ def test_unreadable_requests_get_an_error_as_json(model_folder: Path) -> None:
         page = (await server.http.get("/metrics")).text
         name = 'http_requests_total{handler="none",method="other",status="4xx"}'
         assert f"{name} {len(UNREADABLE)}.0" in page
+
+    with_server(server_settings(model_folder), test)
+
+
+@pytest.mark.parametrize("value", [b"gzip, chunked", b"GZIP ,\tChunked", b"gzip\r\nTransfer-Encoding: chunked"])
+def test_codings_that_the_server_does_not_decode_are_named(model_folder: Path, value: bytes) -> None:
+    async def test(server: Running) -> None:
+        sent = post_chunked(BODY, 10).replace(b"Encoding: chunked", b"Encoding: " + value)
+        (answer,) = split_answers(await exchange(server.port, sent))
+        expect_refusal(answer, 501, "unsupported_transfer_coding")
+
+    with_server(server_settings(model_folder), test)
+
+
+@pytest.mark.parametrize("value", [b"Chunked", b"CHUNKED"])
+def test_chunks_are_read_however_they_are_spelt(model_folder: Path, value: bytes) -> None:
+    async def test(server: Running) -> None:
+        sent = post_chunked(BODY, 10, lines=CLOSE).replace(b"Encoding: chunked", b"Encoding: " + value)
+        (answer,) = split_answers(await exchange(server.port, sent))
+        assert answer.status == 200
 
     with_server(server_settings(model_folder), test)
 

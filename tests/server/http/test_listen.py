@@ -1,5 +1,6 @@
 """Listening sockets."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -9,7 +10,31 @@ from msgspec.structs import replace
 from tests.server.harness import server_settings
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
+from tiercel.port_holder import ways_out
 from tiercel.server.http.listen import bind, check_tls, url_of
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            ["tiercel", "serve"],
+            "tiercel serve with pid {pid} listens there: choose another --port, replace that daemon",
+        ),
+        (["python", "app.py"], "the process {pid} (python app.py) listens there: choose another --port, or end"),
+    ],
+)
+def test_the_process_that_has_a_port_is_named_with_the_ways_out(command: list[str], words: str, tmp_path: Path) -> None:
+    """A process of /proc that holds a real socket of this test."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port, link = sock.getsockname()[1], os.readlink(f"/proc/self/fd/{sock.fileno()}")
+        (tmp_path / "net").symlink_to("/proc/self/net")
+        (tmp_path / "77" / "fd").mkdir(parents=True)
+        (tmp_path / "77" / "fd" / "3").symlink_to(link)
+        (tmp_path / "77" / "cmdline").write_text("\0".join(command) + "\0")
+        assert words.format(pid=77) in ways_out(port, "--port", tmp_path)
+        (tmp_path / "77" / "fd" / "3").unlink()
+        assert ways_out(port, "--port", tmp_path).startswith("choose another --port, or end")
 
 
 def test_answers_are_not_held_back_by_nagle(model_folder: Path) -> None:
