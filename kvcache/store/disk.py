@@ -370,7 +370,7 @@ class DiskLanes:
         code = errno.errorcode.get(error.errno or 0, "error")
         log.warning("kv disk error call=%s slot=%d error=%s", call.kind.name.lower(), call.slot, code)
         if call.kind is _CallKind.SYNC:
-            self._switch_off(f"fdatasync failed with {code}: earlier writes may be lost")
+            self._switch_off(f"sync failed with {code} ({error.strerror}): earlier writes may be lost")
         elif call.kind is _CallKind.WRITE and error.errno in _FULL:
             if not self._is_read_only:
                 self._is_read_only = True

@@ -8,6 +8,7 @@ import logging
 import mmap
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -116,6 +117,17 @@ def test_a_file_system_without_direct_io_is_supported(folder: Path) -> None:
     with make(folder) as volume:
         assert list(volume.recover()) == [(3, key_of(7))]
         assert got(volume, 3, 7) == block_of(7)
+
+
+def test_a_file_that_was_deleted_is_an_error_at_the_next_sync(folder: Path) -> None:
+    volume = make(folder)
+    put(volume, 0, 1)
+    volume.sync()
+    shutil.rmtree(folder)
+    put(volume, 1, 2)
+    with pytest.raises(FileNotFoundError, match="deleted while it was in use"):
+        volume.sync()
+    volume.close()
 
 
 def test_blocks_survive_a_restart(folder: Path) -> None:
