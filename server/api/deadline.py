@@ -59,7 +59,8 @@ def deadline_of(
     bounds the time to its end; the comments of a quiet stream end the silence, so that it bounds nothing there.
 
     A stream that ends early has been read so far and says so at its end. A whole answer that was cut is returned only
-    to a client that named the time in its body: other clients would take it for the answer.
+    to a client that named the time in its body, also if another limit is the same time: other clients would take it for
+    the answer.
     """
     limits: list[tuple[float, Limit]] = []
     if fields.timeout is not None:
@@ -71,7 +72,7 @@ def deadline_of(
         limits.append((request_timeout_s, "request_timeout"))
     if not limits:
         return None
-    limit_s, limit = min(limits)
+    limit_s, limit = min(limits, key=lambda one: (one[0], one[1] != "timeout"))
     return Deadline(arrival_s + limit_s, limit_s, limit, keeps_text=bool(fields.stream) or limit == "timeout")
 
 

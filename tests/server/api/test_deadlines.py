@@ -256,7 +256,9 @@ def test_a_whole_answer_that_was_cut_is_a_200_only_for_a_client_that_asked(
     with_held_clock(model_folder, test, SLOW, request_timeout_s=2.0)
 
 
-@pytest.mark.parametrize(("own_s", "limit"), [(None, "request_timeout"), (5.0, "request_timeout"), (1.0, "timeout")])
+@pytest.mark.parametrize(
+    ("own_s", "limit"), [(None, "request_timeout"), (5.0, "request_timeout"), (2.0, "timeout"), (1.0, "timeout")]
+)
 def test_the_smallest_limit_holds(model_folder: Path, own_s: float | None, limit: str) -> None:
     async def test(server: Running, clock: ManualClock) -> None:
         headers = {"x-stainless-read-timeout": "600.0"}
