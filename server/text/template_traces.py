@@ -46,6 +46,7 @@ _CONVERSATIONS = {
 }
 """For each role, conversations of which a template that knows the role accepts and shows one. `later`: templates take
 these roles in the first message only, or show them nowhere else."""
+_PART_IN_PYTHON = "{'type': 'text'"  # a list that the template took for a text
 _TURNS = "user assistant user"
 _HALF_MARK = re.compile(r"[<\[][^<>\[\]\s]*$")
 
@@ -147,7 +148,7 @@ class _Prober:
         for key in _CONVERSATIONS:
             for text in self._texts(key, tools):
                 is_rendered = True
-                if _word_of(key) in text:
+                if _has_word(key, text):
                     shown.add(key)
                     break
             else:
@@ -166,7 +167,7 @@ class _Prober:
         if role in self.part_roles:
             return False
         self.part_roles.add(role)
-        if any(_word_of(key) in text for text in self._texts(key, tools)):
+        if any(_has_word(key, text) and _PART_IN_PYTHON not in text for text in self._texts(key, tools)):
             return True
         self.part_roles.discard(role)
         return False
@@ -176,7 +177,7 @@ class _Prober:
         if self.has_text_arguments:
             return False
         self.has_text_arguments = True
-        if any(_word_of("tool") in text for text in self._texts("tool", tools)):
+        if any(_has_word("tool", text) for text in self._texts("tool", tools)):
             return True
         self.has_text_arguments = False
         return False
@@ -212,8 +213,9 @@ class _Prober:
         return text
 
 
-def _word_of(key: str) -> str:
-    return _WORDS[key.removeprefix("later ")]
+def _has_word(key: str, text: str) -> bool:
+    """Return whether a rendering has the word of a role, in letters of any case."""
+    return _WORDS[key.removeprefix("later ")] in text.lower()
 
 
 def _message(kind: str) -> ChatMessage:

@@ -203,3 +203,14 @@ def test_marks_of_a_template_or_a_parser_are_control_tokens(tagged: TextCodec, s
 
 def test_a_comment_of_a_template_makes_no_control_token(tagged: TextCodec) -> None:
     assert tagged.token_id("<code>") not in _template(tagged, ANY + "{# <code> #}").controls
+
+
+def test_a_trace_is_found_in_letters_of_any_case(codec: TextCodec) -> None:
+    template = _template(codec, ANY.replace("m.content", "m.content | upper"))
+    assert "Hello".upper() in template.encode([ChatMessage("user", "Hello")], ChatOptions()).text
+
+
+def test_a_list_that_is_written_as_it_is_in_python_is_no_trace(codec: TextCodec) -> None:
+    template = _template(codec, ANY.replace("m.content", "m.content[:1]"))
+    with pytest.raises(AdmissionError, match="shows nothing of a message of the role user"):
+        template.encode([ChatMessage("user", "Hello", place="messages.0")], ChatOptions())
