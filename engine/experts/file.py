@@ -21,7 +21,7 @@ from tiercel.units import show_bytes
 
 log = logging.getLogger(__name__)
 
-DISK_ERRORS = frozenset({"experts.no_folder", "experts.not_written"})  # codes of errors of the folder and its disk
+DISK_ERRORS = frozenset({"experts.no_folder", "experts.not_written", "experts.not_read"})  # of the folder and its disk
 
 _READS = 2  # tries of a record: a damaged transfer is not a damaged disk
 
@@ -85,6 +85,7 @@ class ExpertFile:
     def append(self, parts: Sequence[Tensor]) -> int:
         """See `ExpertStore.append`.
 
+        The first record is read back: a disk that takes bytes and returns none would end one engine after the other.
         Cost:   the record is copied once.
         Errors: ConfigError naming the folder, if the disk is full or fails.
         """
@@ -102,7 +103,11 @@ class ExpertFile:
             raise ConfigError("experts.not_written", f"{shown}: {exc.strerror}") from exc
         self.records.append(ExpertRecord(self._end, length, digest_of(buffer[:length])))
         self._end += buffer.nbytes
-        return len(self.records) - 1
+        number = len(self.records) - 1
+        if number == 0 and (reason := self._read(number, buffer)):
+            shown = f"--expert-memory: cannot read the experts from {self.folder}"
+            raise ConfigError("experts.not_read", f"{shown}: {reason}")
+        return number
 
     def read(self, number: int, into: memoryview) -> None:
         """Read a record, and check all its bytes. `into`: at least `record_bytes`, aligned to 4096 bytes.
@@ -110,6 +115,16 @@ class ExpertFile:
         Errors: DeviceLostError if the disk fails or returns other bytes, twice. The file cannot be repaired, but the
                 next start of the engine writes it again.
         """
+        if reason := self._read(number, into):
+            shown = f"an expert cannot be read from the SSD folder {self.folder}: {reason}"
+            raise DeviceLostError("experts.unreadable", shown, record=number)
+
+    def open_slots(self, count: int) -> ExpertSlots:
+        """See `ExpertStore.open_slots`. The memory takes its pages now."""
+        return _FileSlots(self, count)
+
+    def _read(self, number: int, into: memoryview) -> str:
+        """Read a record. Return why that failed twice, or an empty text."""
         record = self.records[number]
         room = into[: round_up(record.length)]
         reason = ""
@@ -122,15 +137,9 @@ class ExpertFile:
             if not self.is_direct:
                 os.posix_fadvise(self._fd, record.at, room.nbytes, os.POSIX_FADV_DONTNEED)
             if count == room.nbytes and digest_of(room[: record.length]) == record.digest:
-                return
+                return ""
             reason = "other bytes than were written" if count == room.nbytes else f"{count} of {room.nbytes} bytes"
-        raise DeviceLostError(
-            "experts.unreadable", f"an expert cannot be read from the SSD folder {self.folder}: {reason}", record=number
-        )
-
-    def open_slots(self, count: int) -> ExpertSlots:
-        """See `ExpertStore.open_slots`. The memory takes its pages now."""
-        return _FileSlots(self, count)
+        return reason
 
     def close(self) -> None:
         """Close the file, which frees its place on the disk. No other call may be in progress."""

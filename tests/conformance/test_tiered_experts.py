@@ -268,3 +268,26 @@ def test_a_disk_that_fills_while_experts_are_written_is_passed_over(tmp_path: Pa
     room[0] = 3
     model = build_beside_ssd(replace(settings, kv_disk_optional=True), 1 << 20, build, calls)
     assert model.lacks_expert_tier and tiers[-1] is None
+
+
+def test_a_disk_that_takes_experts_and_returns_none_is_passed_over(tmp_path: Path) -> None:
+    """Each engine would write the experts again and end with the first one that it reads."""
+
+    def preadv(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    tiers: list[ExpertTier | None] = []
+
+    def build(tier: ExpertTier | None) -> Decoder:
+        tiers.append(tier)
+        if tier is not None:
+            for _ in range(5):
+                tier.write([torch.zeros(100)])
+        return cast(Decoder, SimpleNamespace())
+
+    settings = EngineSettings(model="unused", kv_disk_paths=(str(tmp_path),), cache_folder=None)
+    calls = FileCalls(preadv=preadv)
+    with pytest.raises(ConfigError, match=f"cannot read the experts from {tmp_path}: Input/output error"):
+        build_beside_ssd(settings, 1 << 20, build, calls)
+    model = build_beside_ssd(replace(settings, kv_disk_optional=True), 1 << 20, build, calls)
+    assert model.lacks_expert_tier and tiers[-1] is None
