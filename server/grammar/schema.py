@@ -31,6 +31,7 @@ WHITESPACE = r"(?: |\r?\n[ \t]{0,32})?"
 end and an indentation, which is what writers of JSON use. A model could fill its answer with unlimited white space."""
 
 _NO_HEADER = re.compile(r"[^A-Za-z0-9_.$:/-]")
+_EXCLUDING = IGNORED_ASSERTIONS.keys() | {"format"}
 _OPTIONS = "x-guidance"  # llguidance reads the options of a schema there, at the top level only
 _OBJECT, _ARRAY = 2, 2  # letters of the brackets
 
@@ -124,6 +125,7 @@ def _notes(graph: SchemaGraph, path: str, *, is_strict: bool) -> SchemaNotes:
                 raise SchemaFaultError(where, "the keyword is not enforced, and the schema is strict")
             elif keyword not in ACTING and keyword not in ANNOTATIONS and not keyword.startswith("x-"):
                 ignored.append(where)
+    ignored.sort(key=lambda where: where[-1] not in _EXCLUDING)  # names that nobody knows displace none of these
     return SchemaNotes(
         tuple(_for_header(shown(path, where)) for where in ignored[:MAX_NOTED]),
         tuple(_for_header(shown(path, where)) for where in partly[:MAX_NOTED]),

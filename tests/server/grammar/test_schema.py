@@ -88,3 +88,11 @@ def test_parts_that_have_no_spelling_are_refused() -> None:
             special(token)
     with pytest.raises(ValueError, match="begin"):
         tagged([Tag("<a>", "begin", '"x"')])
+
+
+def test_unknown_keywords_displace_no_assertion_from_the_notes() -> None:
+    unknown: dict[str, object] = {f"unknown{number}": 1 for number in range(40)}
+    schema = {**unknown, "type": "object", "properties": {"a": {"not": {"type": "null"}}, "b": {"format": "phone"}}}
+    notes = prepared_schema("a", schema, is_strict=False).notes
+    assert notes.ignored[:3] == ("a.properties.a.not", "a.properties.b.format", "a.unknown0")
+    assert notes.names(())[-1] == "26 more"
