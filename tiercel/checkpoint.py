@@ -72,7 +72,7 @@ def read_json_object(path: Path) -> dict[str, object]:
     Errors: ConfigError naming the file if it cannot be read, is not JSON or holds no object.
     """
     try:
-        value = cast(object, json.loads(path.read_text(encoding="utf-8")))
+        value = cast(object, json.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as exc:
         raise ConfigError("model.unreadable", f"{path}: cannot be read: {exc.strerror}") from exc
     except (ValueError, RecursionError) as exc:

@@ -63,7 +63,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def _read_index(folder: Path) -> tuple[tuple[Path, frozenset[str]], ...]:
     path = folder / _INDEX
     try:
-        file_by_name = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        file_by_name = json.loads(path.read_text(encoding="utf-8-sig"))["weight_map"]
     except OSError as exc:
         raise ConfigError("weights.unreadable", f"{path}: cannot be read: {exc.strerror}") from exc
     except (ValueError, KeyError, TypeError, RecursionError) as exc:

@@ -9,6 +9,8 @@ from tiercel.errors import AdmissionError
 ACCEPTED = "gzip, deflate"
 """The codings that are decoded, as a value of `Accept-Encoding`."""
 PIECE_BYTES = 64 * 1024  # decoded at once, at most
+MAX_MEMBERS = 64
+"""Members of gzip in one body. Clients send one; each costs a copy of the bytes behind it."""
 
 _GZIP = zlib.MAX_WBITS | 16
 _RAW = -zlib.MAX_WBITS
@@ -35,7 +37,7 @@ class ContentDecoder:
         self._coding = coding
         self._inflater: _Inflater | None = None  # None before a member
         self._waiting = b""  # arrived and not decoded
-        self._has_begun = False
+        self._num_members = 0
 
     def feed(self, data: bytes) -> None:
         """Take over bytes of the body."""
@@ -73,9 +75,15 @@ class ContentDecoder:
     def _begin(self) -> bool:
         """Begin a member; a body of gzip may have several. Return False if the first two bytes are not there yet."""
         if self._coding == "gzip":
-            if self._has_begun and not self._waiting.strip(b"\0"):  # padding behind the last member
+            if self._num_members and not self._waiting.strip(b"\0"):  # padding behind the last member
                 self._waiting = b""
                 return False
+            if self._num_members == MAX_MEMBERS:
+                raise AdmissionError(
+                    400,
+                    f"The request body has more than {MAX_MEMBERS} members of gzip; please compress it as one.",
+                    code="invalid_encoding",
+                )
             self._inflater = zlib.decompressobj(_GZIP)
         else:
             if len(self._waiting) < 2:
@@ -83,7 +91,7 @@ class ContentDecoder:
             first, second = self._waiting[:2]
             is_zlib = first & 0xF == _ZLIB_METHOD and (first << 8 | second) % 31 == 0
             self._inflater = zlib.decompressobj(zlib.MAX_WBITS if is_zlib else _RAW)
-        self._has_begun = True
+        self._num_members += 1
         return True
 
     def _wrong(self, what: str) -> AdmissionError:

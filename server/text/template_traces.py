@@ -38,7 +38,10 @@ _CALLS = json.dumps(
 _CONVERSATIONS = {
     "user": ("user", "system user"),
     "system": ("system user", "system user assistant user"),
-    "later system": ("user assistant system user", "lead user assistant system user", "user system user"),
+    "later system": (
+        *("user assistant system user", "lead user assistant system user", "user system user"),
+        "lead system user",
+    ),
     "developer": ("developer user", "developer user assistant user"),
     "later developer": ("user assistant developer user", "lead user assistant developer user", "user developer user"),
     "assistant": ("user assistant user", "system user assistant user"),

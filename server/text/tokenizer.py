@@ -155,7 +155,7 @@ def load_text_codec(folder: Path, chat_template: str | None = None) -> TextCodec
     if not is_there(path):
         raise ConfigError("tokenizer.missing", f"{path} is missing: the model folder has no fast tokenizer")
     with _named_file(path):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         config = _read_object(folder / "tokenizer_config.json")
         templates = _read_templates(folder, config, chat_template)
         return TextCodec(text, config, templates.get("default"), templates.get("tool_use"))
@@ -199,7 +199,7 @@ def _read_templates(folder: Path, config: dict[str, object], override: str | Non
         if "{" in override or "\n" in override:
             return {"default": override}
         try:
-            return {"default": Path(override).read_text(encoding="utf-8")}
+            return {"default": Path(override).read_text(encoding="utf-8-sig")}
         except OSError as exc:
             reason = f"cannot read the chat template {override}: {exc.strerror or exc}"
             raise ConfigError("chat_template.unreadable", reason) from exc
@@ -208,7 +208,7 @@ def _read_templates(folder: Path, config: dict[str, object], override: str | Non
     if is_there(beside := folder / "chat_template.jinja"):
         paths["default"] = beside
     named = _templates_of(config.get("chat_template"))
-    return named | {name: path.read_text(encoding="utf-8") for name, path in paths.items() if name in _TEMPLATES}
+    return named | {name: path.read_text(encoding="utf-8-sig") for name, path in paths.items() if name in _TEMPLATES}
 
 
 def _templates_of(value: object) -> dict[str, str]:

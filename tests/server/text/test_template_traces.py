@@ -51,6 +51,11 @@ LAST_SYSTEM = (  # the last system message replaces those before it
     "{% set kept.text = m.content %}{% endif %}{% endfor %}{{ kept.text }}{% for m in messages %}"
     "{% if m.role != 'system' %}{{ m.role }}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
 )
+LEADING = (  # system messages are shown before the first turn only
+    "{% set turns = namespace(begun=false) %}{% for m in messages %}{% if m.role == 'system' %}"
+    "{% if not turns.begun %}[{{ m.content }}]{% endif %}{% else %}{% set turns.begun = true %}"
+    "{{ m.role }}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+)
 
 
 class _Counting:
@@ -98,6 +103,7 @@ def _messages(roles: str) -> list[ChatMessage]:
         (MERGED, "system user assistant user", "user\nc0\nc1"),
         (PARTS, "system user", "user\nc1"),
         (LAST_SYSTEM, "user assistant system user", "c2"),
+        (LEADING, "system system user", "[c0][c1]"),
         (THREE, "user call tool", "<tool_response>\nc2"),
         (TEXT_ARGUMENTS, "user call tool", 'add{"a": 1}'),
         (ANY, "critic user", "critic\nc0"),
@@ -122,6 +128,7 @@ def test_every_message_leaves_a_trace(codec: TextCodec, source: str, roles: str,
         (NO_SYSTEM, "system user", "messages.0", "system"),
         (NO_SYSTEM, "developer user", "messages.0", "developer"),
         (LAST_SYSTEM, "system system user", "messages.0", "system"),
+        (LEADING, "user assistant system user", "messages.2", "system"),
         (THREE.replace("'assistant'", "'model'"), "user assistant user", "messages.1", "assistant"),
         (f"{{{{ tools }}}}{THREE}", "user call tool", "messages.2", "tool"),
         (f"{{{{ tools }}}}{ANY}", "user call tool", "messages.1", "assistant"),

@@ -73,3 +73,12 @@ def test_named_special_tokens_may_be_texts_or_objects(model_folder: Path) -> Non
     text = (model_folder / "tokenizer.json").read_text()
     codec = TextCodec(text, {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}, None)
     assert codec.named_specials == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_files_of_a_model_may_begin_with_a_byte_order_mark(model_folder: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (model_folder / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf{{ messages[0].content }}")
+    codec = load_text_codec(tmp_path)
+    assert codec.vocabulary.size == load_text_codec(model_folder).vocabulary.size
+    assert codec.chat_template == "{{ messages[0].content }}"
