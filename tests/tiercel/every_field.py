@@ -1,6 +1,6 @@
 """Messages made from their types alone: every field of every struct filled, and one of them replaced."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cache
 from typing import Any
 
@@ -101,7 +101,8 @@ def _make(info: Any, at: Path | None, value: object) -> Any:
         case inspect.VarTupleType():
             return (part("[]", info.item_type),)
         case inspect.SetType() | inspect.FrozenSetType():
-            return {part("[]", info.item_type)}
+            item = part("[]", info.item_type)
+            return {item} if isinstance(item, Hashable) else [item]  # an array is in no set
         case inspect.TupleType():
             return tuple(part(number, item) for number, item in enumerate(info.item_types))
         case inspect.LiteralType():

@@ -164,6 +164,10 @@ class _Gated:
     def variables(self) -> frozenset[str]:
         return self._renderer.variables
 
+    @property
+    def literals(self) -> frozenset[str]:
+        return self._renderer.literals
+
     def render(self, job: RenderJob) -> str:
         assert self._gate.wait(20)
         return self._renderer.render(job)
