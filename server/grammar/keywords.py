@@ -93,6 +93,9 @@ Place = tuple[str | int, ...]
 """A place in a schema: the names and numbers that lead there from its top."""
 
 
+_ANYTHING: dict[str, object] = {}  # the schema of any value
+
+
 def copied_schema(schema: Mapping[str, object]) -> dict[str, object]:
     """Return a copy in which null is as absent, wherever a keyword has it: bridges to tools send such schemas.
 
@@ -114,7 +117,7 @@ def _copied_value(shape: Value | None, value: object) -> object:
         if shape in ("schema", "items"):
             return copied_schema(entries)
         if shape == "named":
-            return {name: {} if one is None else _copied_value("schema", one) for name, one in entries.items()}
+            return {name: _copied_value("schema", _ANYTHING if one is None else one) for name, one in entries.items()}
     elif isinstance(value, list) and shape in ("schemas", "items"):
         return [_copied_value("schema", one) for one in cast(list[object], value) if one is not None]
     return deepcopy(unchanged)  # a `$ref` may name a schema in it

@@ -93,7 +93,7 @@ def _raise_exception(message: str) -> None:
 def _literals(tree: nodes.Template) -> Iterator[str]:
     """Yield the texts that a template has in itself: between its tags, and as constants."""
     for node in tree.find_all((nodes.TemplateData, nodes.Const)):
-        text: object = node.data if isinstance(node, nodes.TemplateData) else cast(nodes.Const, node).value
+        text: object = node.data if isinstance(node, nodes.TemplateData) else node.value
         if isinstance(text, str):
             yield text
 
