@@ -1,7 +1,7 @@
 """Items that tenants store, each encoded by itself, and the books of one tenant that count them.
 
-What is stored consists of parts: a response refers to a turn, a turn to items and to the turn before it. A part is
-counted once, however many others refer to it, and as long as one of them, or a reader, needs it.
+The store counts parts. A response refers to a turn; a turn refers to its items and to the turn before it. The memory of
+a part is counted once, however many parts refer to it, until neither a part nor a reader needs it any more.
 """
 
 import asyncio

@@ -30,7 +30,7 @@ class GrammarJob(Struct, frozen=True):
 class GrammarAccepted(Struct, frozen=True, tag="accepted"):
     """The answer for a grammar that the engine can compile and apply. `text` is an llguidance grammar.
 
-    `approximated` are the keywords of `PARTLY_ACTING` that do not act as they should in a schema of it.
+    `approximated` names the keywords of the schema that the compiler follows only in part (see `PARTLY_ACTING`).
     """
 
     text: str
