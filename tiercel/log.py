@@ -15,10 +15,12 @@ class _PeopleHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
         super().emit(record)
-        lost = self.stream.take_lost() if isinstance(self.stream, GuardedStream) else 0
-        if lost:
-            name, message = __name__, "log lines lost: standard error did not take them count=%d"
-            super().emit(logging.LogRecord(name, logging.WARNING, __file__, 0, message, (lost,), None))
+        if isinstance(self.stream, GuardedStream):
+            self.stream.tell_lost(self._tell_lost)
+
+    def _tell_lost(self, lost: int) -> None:
+        message = "log lines lost: standard error did not take them count=%d"
+        super().emit(logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (lost,), None))
 
 
 def configure_log(level: str, form: LogFormat) -> None:

@@ -14,6 +14,7 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 from tiercel.errors import OutputError
@@ -103,13 +104,19 @@ class GuardedStream(io.TextIOBase):
             if text:
                 self._write(text.encode(self._encoding, "backslashreplace"))
 
-    def take_lost(self) -> int:
-        """Return the number of writes that were lost, once the stream takes text again. 0 while it does not."""
+    def tell_lost(self, tell: Callable[[int], None]) -> None:
+        """Call `tell` with the number of lost writes, once the stream takes text again.
+
+        `tell` writes to this stream. If that write is lost as well, the number stays and is told later.
+        """
         with self._lock:
+            lost = self._num_lost
+            if self._is_failing or not lost:
+                return
+            self._num_lost = 0
+            tell(lost)
             if self._is_failing:
-                return 0
-            lost, self._num_lost = self._num_lost, 0
-            return lost
+                self._num_lost = lost  # without the line that told of it
 
     def _write(self, body: bytes) -> None:
         left = memoryview(b"\n" + body if self._is_cut else body)

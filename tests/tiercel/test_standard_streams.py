@@ -24,10 +24,10 @@ def _run(code: str, redirection: str, **variables: str) -> "subprocess.Completed
     return subprocess.run(command, capture_output=True, check=False, env={**os.environ, **variables}, timeout=60)
 
 
-def _full_pipe() -> tuple[int, int]:
-    """Open a pipe that takes nothing more. Its writing end would wait."""
+def _full_pipe(size: int = 4096) -> tuple[int, int]:
+    """Open a pipe that takes nothing more. Its writing end would wait. A pipe of one page takes one write at a time."""
     reader, writer = os.pipe()
-    room = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    room = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
     os.write(writer, b"x" * room)
     return reader, writer
 
@@ -52,12 +52,29 @@ def test_a_reader_that_does_not_read_keeps_nobody_waiting() -> None:
     stream = GuardedStream.of(writer)
     for number in range(200):
         say(f"line {number}", stream)
-    assert stream.take_lost() == 0  # not while it takes nothing
+    told: list[int] = []
+    stream.tell_lost(told.append)  # not while it takes nothing
     os.read(reader, 4096)
     say("a line", stream)
-    assert stream.take_lost() == 200
-    assert stream.take_lost() == 0
+    stream.tell_lost(told.append)
+    stream.tell_lost(told.append)
+    assert told == [200]
     assert os.read(reader, 4096) == b"a line\n"
+
+
+def test_a_number_of_lost_lines_that_is_lost_itself_is_told_later() -> None:
+    reader, writer = _full_pipe()
+    stream = GuardedStream.of(writer)
+    say("lost", stream)
+    os.read(reader, 4096)
+    say("a line", stream)
+    os.write(writer, b"x" * (4096 - len("a line\n")))  # another process fills the pipe in between
+    stream.tell_lost(lambda lost: say(f"{lost} lost", stream))
+    os.read(reader, 4096)
+    say("a line", stream)
+    os.read(reader, 4096)
+    stream.tell_lost(lambda lost: say(f"{lost} lost", stream))
+    assert os.read(reader, 4096) == b"1 lost\n"
 
 
 def test_the_descriptor_of_other_processes_stays_as_it_is() -> None:
@@ -132,7 +149,7 @@ def test_a_closed_descriptor_is_not_given_to_a_file(redirection: str, tmp_path: 
 
 
 def test_the_log_says_how_many_lines_were_lost() -> None:
-    reader, writer = _full_pipe()
+    reader, writer = _full_pipe(4 * 4096)
     code = (
         START + "import logging; from tiercel.log import configure_log; configure_log('info', 'json');"
         "[logging.info('lost') for _ in range(3)]; print('written'); sys.stdin.readline(); logging.info('seen')"
@@ -146,7 +163,7 @@ def test_the_log_says_how_many_lines_were_lost() -> None:
         os.close(writer)
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"written\n"
-        read.read(4096)
+        read.read(4 * 4096)
         process.stdin.close()
         lines = [json.loads(line)["event"] for line in read.read().splitlines()]
     assert lines == ["seen", "log lines lost: standard error did not take them count=3"]
