@@ -25,6 +25,7 @@ from tiercel.server.api.routes.chat import ChatRoutes
 from tiercel.server.api.routes.completions import CompletionRoutes
 from tiercel.server.api.routes.embeddings import EmbeddingRoutes
 from tiercel.server.api.routes.files import FileRoutes
+from tiercel.server.api.routes.message_batches import MessageBatchRoutes
 from tiercel.server.api.routes.messages import MessageRoutes
 from tiercel.server.api.routes.models import ModelRoutes
 from tiercel.server.api.routes.operations import OperationsRoutes
@@ -75,6 +76,7 @@ def create_app(
         ("openai", key, generation),
         ("openai", models_key, ModelRoutes(context).routes()),
         ("anthropic", message_key, MessageRoutes(context, pipeline).routes()),
+        ("anthropic", message_key, MessageBatchRoutes(context).routes()),
         ("embeddings", key, EmbeddingRoutes(context, pipeline).routes()),
         ("text", key, TokenizeRoutes(context).routes()),
         ("admin", admin_key, AdminRoutes(context).routes()),

@@ -51,6 +51,42 @@ def page_of(
     return ordered[start : start + limit], len(ordered) > start + limit
 
 
+def message_page_query(*, default: int, most: int) -> tuple[QueryField, ...]:
+    """Return the fields that `message_page_of` reads, for the contract of a route."""
+    return (
+        QueryField("before_id", {"type": "string"}, "The id of the object before which the page ends."),
+        QueryField("after_id", {"type": "string"}, "The id of the object behind which the page begins."),
+        QueryField(
+            "limit",
+            {"type": "integer", "minimum": 1, "maximum": most, "default": default},
+            f"The most objects of the page; {default} without it.",
+        ),
+    )
+
+
+def message_page_of(
+    request: Request, records: Sequence[T], id_of: Callable[[T], str], *, default: int, most: int
+) -> tuple[list[T], bool]:
+    """Return the records that a request asks for in Anthropic's way, the newest first, and whether there are more in
+    the direction in which the client goes. `records` are the oldest first. Errors: AdmissionError (400).
+    """
+    query = request.query_params
+    limit = _limit(query.get("limit"), default, most)
+    ordered = list(reversed(records))
+    ids = [id_of(record) for record in ordered]
+    before, after = query.get("before_id"), query.get("after_id")
+    if before is not None and after is not None:
+        raise AdmissionError(400, "before_id, after_id: only one of them can be given", param="before_id")
+    for name, id in (("before_id", before), ("after_id", after)):
+        if id is not None and id not in ids:
+            raise AdmissionError(400, f"{name}: there is no object with this id", param=name)
+    if before is not None:
+        end = ids.index(before)
+        return ordered[max(end - limit, 0) : end], end > limit
+    start = 0 if after is None else ids.index(after) + 1
+    return ordered[start : start + limit], len(ordered) > start + limit
+
+
 def _limit(text: str | None, default: int, most: int) -> int:
     if text is None:
         return default

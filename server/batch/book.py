@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
-from tiercel.server.batch.durable import CreationClock, make_folder, read_document, write_document
-from tiercel.server.batch.records import UNFINISHED, BatchRecord, BatchStatus
+from tiercel.server.batch.durable import CreationClock, make_folder, read_document, sync_folder, write_document
+from tiercel.server.batch.records import MESSAGES_ENDPOINT, UNFINISHED, BatchRecord, BatchStatus
 from tiercel.server.batch.spool import OnDisk
 
 COMPLETION_WINDOW_S = 24 * 3600
 MAX_UNFINISHED = 100  # batches of a tenant
 _KEPT_S = 30 * 24 * 3600  # after the end of a batch
-_BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+_BATCH_ID = re.compile(r"(msg)?batch_[0-9a-f]{32}")
 
 
 class BatchBook:
@@ -42,7 +42,7 @@ class BatchBook:
         """Read the records; remove what belongs to no unfinished batch. Errors: OSError."""
         make_folder(self._folder)
         records: list[BatchRecord] = []
-        for path in sorted(self._folder.glob("batch_*.json")):
+        for path in sorted(self._folder.glob("*batch_*.json")):
             record = read_document(path, BatchRecord)
             if record is None or record.id != path.stem:
                 self._log.warning("batch_damaged", batch_id=path.stem)
@@ -51,7 +51,7 @@ class BatchBook:
             records.append(record)
             self._creations.note(record.created_s)
         self._record_by_id = {record.id: record for record in sorted(records, key=lambda record: record.created_s)}
-        for path in (*self._folder.glob("batch_*.out"), *self._folder.glob("batch_*.err"), *self._folder.glob(".*")):
+        for path in (*self._folder.glob("*batch_*.out"), *self._folder.glob("*batch_*.err"), *self._folder.glob(".*")):
             record = self._record_by_id.get(path.stem)
             if record is None or record.is_over:
                 path.unlink()
@@ -65,10 +65,15 @@ class BatchBook:
         """Return the batches of a tenant, the oldest first."""
         return [record for record in self._record_by_id.values() if record.tenant == tenant]
 
-    def find(self, tenant: TenantId, batch_id: str) -> BatchRecord | None:
-        """Return a batch of a tenant; None if the tenant has no such batch."""
+    def listed(self, tenant: TenantId, *, of_messages: bool = False) -> list[BatchRecord]:
+        """Return the batches of a tenant at one of the two APIs, the oldest first."""
+        return [record for record in self.of(tenant) if record.is_of_messages == of_messages]
+
+    def find(self, tenant: TenantId, batch_id: str, *, of_messages: bool = False) -> BatchRecord | None:
+        """Return a batch of a tenant at one of the two APIs; None if the tenant has no such batch there."""
         record = self._record_by_id.get(batch_id)
-        return record if record is not None and record.tenant == tenant else None
+        is_found = record is not None and record.tenant == tenant and record.is_of_messages == of_messages
+        return record if is_found else None
 
     def get(self, batch_id: str) -> BatchRecord:
         """Return the batch with this id, which exists."""
@@ -100,8 +105,34 @@ class BatchBook:
         input_file_id: str,
         metadata: dict[str, str] | None,
         output_lifetime_s: int | None,
+        num_checked: int | None = None,
     ) -> BatchRecord:
-        """Create a batch. It is durable when this returns. Errors: AdmissionError (429); OSError."""
+        """Create a batch. It is durable when this returns. Errors: AdmissionError (429); OSError.
+
+        `num_checked` is the number of lines of an input that has no faults; None if the input must be validated.
+        """
+        self.check_unfinished(tenant)
+        now_s = self._creations.next_s()
+        record = BatchRecord(
+            id=f"{'msg' if endpoint == MESSAGES_ENDPOINT else ''}batch_{secrets.token_hex(16)}",
+            tenant=tenant,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            created_s=now_s,
+            expires_s=now_s + COMPLETION_WINDOW_S,
+            status="validating" if num_checked is None else "in_progress",
+            in_progress_s=None if num_checked is None else now_s,
+            total=num_checked or 0,
+            metadata=metadata,
+            output_lifetime_s=output_lifetime_s,
+        )
+        async with self._writing:
+            await self._write(record)
+        await self.forget(tenant)
+        return record
+
+    def check_unfinished(self, tenant: TenantId) -> None:
+        """Check that a tenant may have another batch. Errors: AdmissionError (429)."""
         num_unfinished = sum(not record.is_over for record in self.of(tenant))
         if num_unfinished >= MAX_UNFINISHED:
             raise AdmissionError(
@@ -111,21 +142,12 @@ class BatchBook:
                 kind="rate_limit_error",
                 retry_after_s=60,
             )
-        now_s = self._creations.next_s()
-        record = BatchRecord(
-            id=f"batch_{secrets.token_hex(16)}",
-            tenant=tenant,
-            endpoint=endpoint,
-            input_file_id=input_file_id,
-            created_s=now_s,
-            expires_s=now_s + COMPLETION_WINDOW_S,
-            metadata=metadata,
-            output_lifetime_s=output_lifetime_s,
-        )
+
+    async def remove(self, batch_id: str) -> None:
+        """Remove a batch that is over, durably. Errors: OSError; then it is still there."""
         async with self._writing:
-            await self._write(record)
-        await self.forget(tenant)
-        return record
+            if self._record_by_id.get(batch_id) is not None:
+                await self._unlink(batch_id)
 
     async def change(
         self, batch_id: str, status: BatchStatus, *, only_from: Collection[BatchStatus] = UNFINISHED, **changes: object
@@ -164,9 +186,17 @@ class BatchBook:
             for record in records:
                 if record.is_over and (surplus > 0 or now_s - record.expires_s > _KEPT_S):
                     surplus -= 1
-                    del self._record_by_id[record.id]
-                    path = self._folder / f"{record.id}.json"
-                    await self._on_disk(lambda path=path: path.unlink(missing_ok=True))
+                    await self._unlink(record.id)
+
+    async def _unlink(self, batch_id: str) -> None:
+        path = self._folder / f"{batch_id}.json"
+
+        def unlink() -> None:
+            path.unlink(missing_ok=True)
+            sync_folder(path.parent)
+
+        await self._on_disk(unlink)
+        self._record_by_id.pop(batch_id, None)
 
     async def _write(self, record: BatchRecord) -> None:
         await self._on_disk(lambda: write_document(self._folder / f"{record.id}.json", record))

@@ -47,8 +47,14 @@ class AnswerJournal:
         if rest:
             os.ftruncate(fd, self._bytes)
 
+    def reopen(self) -> None:
+        """Read the answers again, those that were added since included. Errors: OSError."""
+        self.close()
+        self.answered, self._bytes = {}, 0
+        self.open()
+
     def append(self, line: bytes) -> None:
-        """Add a line, whole or not at all. Errors: OSError."""
+        """Add a line, or several, whole or not at all. Errors: OSError."""
         assert self._fd is not None
         try:
             write_all(self._fd, line, self._bytes)

@@ -8,6 +8,8 @@ from tiercel.ids import TenantId
 
 Purpose = Literal["batch", "batch_output"]
 Endpoint = str  # a path such as /v1/chat/completions
+MESSAGES_ENDPOINT: Endpoint = "/v1/messages"
+"""The endpoint of the batches of /v1/messages/batches; those of /v1/batches have others."""
 BatchStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
 ]
@@ -67,3 +69,13 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     def is_over(self) -> bool:
         """Whether the status is final."""
         return self.status not in UNFINISHED
+
+    @property
+    def is_of_messages(self) -> bool:
+        """Whether it belongs to /v1/messages/batches, not to /v1/batches."""
+        return self.endpoint == MESSAGES_ENDPOINT
+
+    @property
+    def left(self) -> int:
+        """The number of requests without an answer."""
+        return self.total - self.completed - self.failed

@@ -3,13 +3,18 @@
 import asyncio
 import contextlib
 import enum
+from pathlib import Path
 
 from tiercel.clock import Clock
 from tiercel.server.batch.book import BatchBook
+from tiercel.server.batch.form import OutputLine, form_of
+from tiercel.server.batch.input import input_lines
 from tiercel.server.batch.journal import AnswerJournal
-from tiercel.server.batch.line import LineAnswer
-from tiercel.server.batch.records import BatchRecord
+from tiercel.server.batch.line import read_line
+from tiercel.server.batch.records import BatchRecord, BatchStatus
 from tiercel.server.batch.spool import OnDisk
+
+_PIECE_BYTES = 1024 * 1024  # of lines that are written at once
 
 
 class RunEnd(enum.Enum):
@@ -25,6 +30,7 @@ class BatchRun:
 
     def __init__(self, record: BatchRecord, book: BatchBook, on_disk: OnDisk, clock: Clock) -> None:
         self.record = record
+        self.form = form_of(record.endpoint)
         self.end: RunEnd | None = None
         self.gone = asyncio.Event()
         self.writing = asyncio.Lock()
@@ -52,7 +58,10 @@ class BatchRun:
         return self.output.size_bytes + self.errors.size_bytes
 
     async def open(self) -> None:
-        """Open the journals and count the answers in them. Errors: OSError."""
+        """Open the journals and count the answers in them, unless they were counted at the end of the batch.
+
+        Errors: OSError.
+        """
 
         def open_journals() -> None:
             for journal in self.journals:
@@ -60,7 +69,8 @@ class BatchRun:
 
         await self._on_disk(open_journals)
         self._completed, self._failed = len(self.output.answered), len(self.errors.answered)
-        self._count()
+        if self.record.goal is None:
+            self._count()
 
     async def close(self) -> None:
         """Make the answers durable. Errors: OSError."""
@@ -74,7 +84,7 @@ class BatchRun:
         async with self.writing:
             await self._on_disk(close_journals)
 
-    async def append(self, answer: LineAnswer) -> None:
+    async def append(self, answer: OutputLine) -> None:
         """Write an answer. Errors: OSError; then nothing has changed."""
         journal = self.output if answer.is_success else self.errors
         async with self.writing:
@@ -84,6 +94,26 @@ class BatchRun:
         else:
             self._failed += 1
         self._count()
+
+    async def append_left(self, source: Path, max_bytes: int, status: BatchStatus) -> None:
+        """Write a line for every request of the input that has none. It can be repeated. Errors: OSError; LineError."""
+
+        def append() -> None:
+            for journal in self.journals:
+                journal.reopen()
+            answered, piece = self.answered, bytearray()
+            for _, text in input_lines(source, max_bytes):
+                custom_id = read_line(text, (self.record.endpoint,)).custom_id
+                if custom_id not in answered:
+                    piece += self.form.left(custom_id, status).encode()
+                if len(piece) >= _PIECE_BYTES:
+                    self.errors.append(bytes(piece))
+                    piece.clear()
+            if piece:
+                self.errors.append(bytes(piece))
+
+        async with self.writing:
+            await self._on_disk(append)
 
     def leave(self, end: RunEnd) -> None:
         """Give up the lines that are not answered yet. The first reason holds."""

@@ -6,7 +6,7 @@ One process at a time uses the folder. A daemon that takes over from another one
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from tiercel.ids import TenantId
 from tiercel.server.batch.book import BatchBook
 from tiercel.server.batch.durable import FolderLock, make_folder
 from tiercel.server.batch.quota import SpaceBook, SpaceLimits
-from tiercel.server.batch.records import STATUSES, BatchRecord, FileRecord
+from tiercel.server.batch.records import MESSAGES_ENDPOINT, STATUSES, BatchRecord, FileRecord
 from tiercel.server.batch.route_call import RouteCaller
 from tiercel.server.batch.spool import FileSpool
 from tiercel.server.batch.worker import BatchWorker, Conditions
@@ -34,6 +34,10 @@ _DISK_THREADS = 4
 _LOCK_POLL_S = 0.2
 _REOPEN_S = 10.0  # until a folder that could not be used is tried again
 _SWEEP_S = 60.0
+
+MESSAGES_LIFETIME_S = 29 * 24 * 3600
+"""Seconds from the creation of a message batch to the time at which its results may be removed, as Anthropic has it."""
+_MESSAGES_INPUT = "message_batch.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,36 @@ class BatchService:
         record = await folder.book.create(tenant, endpoint, input_file_id, metadata, output_lifetime_s)
         folder.worker.wake(tenant)
         return record
+
+    async def create_message_batch(self, tenant: TenantId, lines: AsyncIterable[bytes], count: int) -> BatchRecord:
+        """Store checked lines, create a batch of them and begin to work on it.
+
+        Errors: AdmissionError (403, 413, 429, 507); OSError.
+        """
+        folder = self.folder
+        folder.book.check_unfinished(tenant)
+        with folder.spool.uploading(tenant) as upload:
+            async for piece in lines:
+                await upload.write(piece)
+            file = await upload.commit(_MESSAGES_INPUT, "batch", MESSAGES_LIFETIME_S)
+        try:
+            record = await folder.book.create(
+                tenant, MESSAGES_ENDPOINT, file.id, None, MESSAGES_LIFETIME_S, num_checked=count
+            )
+        except (AdmissionError, OSError):
+            await folder.spool.remove(file)
+            raise
+        folder.worker.wake(tenant)
+        return record
+
+    async def remove_batch(self, record: BatchRecord) -> None:
+        """Remove a batch that is over, and the files of its answers. Errors: OSError; it can be repeated."""
+        folder = self.folder
+        for file_id in (record.output_file_id, record.error_file_id):
+            file = None if file_id is None else folder.spool.find(record.tenant, file_id)
+            if file is not None:
+                await folder.spool.remove(file)
+        await folder.book.remove(record.id)
 
     async def remove_file(self, record: FileRecord) -> None:
         """Remove a file. Errors: AdmissionError (409) if a batch reads it; OSError."""

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 import structlog
-from msgspec import UNSET
 
 from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
@@ -21,21 +20,11 @@ from tiercel.ids import TenantId
 from tiercel.server.batch.book import BatchBook
 from tiercel.server.batch.byte_gate import ByteGate
 from tiercel.server.batch.durable import NO_ROOM
+from tiercel.server.batch.form import OutputLine
 from tiercel.server.batch.input import InputReader, check_input
-from tiercel.server.batch.line import (
-    BatchLine,
-    LineAnswer,
-    LineError,
-    LineResponse,
-    answer_of,
-    one_line,
-    read_line,
-    stream_refusal,
-    unanswered,
-    wants_stream,
-)
+from tiercel.server.batch.line import BatchLine, LineError, read_line, wants_stream
 from tiercel.server.batch.records import BatchFault, BatchRecord, BatchStatus
-from tiercel.server.batch.route_call import RouteAnswer, RouteCaller
+from tiercel.server.batch.route_call import RouteCaller
 from tiercel.server.batch.run import BatchRun, RunEnd
 from tiercel.server.batch.spool import FileSpool, OnDisk, new_file_id
 from tiercel.server.tenancy.tenants import Tenant
@@ -45,7 +34,7 @@ T = TypeVar("T")
 
 _LINE_BYTES = 4096  # of a line besides its body
 _LINES_BYTES = 16 * MIB  # of a tenant's lines that are being answered; a longer line is answered alone
-_RETRY_STATUSES = (429, 503)  # a limit or an overload: the line is asked again
+_RETRY_STATUSES = (429, 503, 529)  # a limit or an overload: the line is asked again
 _MIN_RETRY_S = 0.5
 _UNKNOWN_RETRY_S = 2.0
 _GATE_S = 0.25  # between two looks at the load
@@ -188,6 +177,11 @@ class BatchWorker:
                 if not self._book.get(record.id).is_over:
                     space.add(record.tenant, -run.size_bytes)
 
+    @property
+    def _max_line_bytes(self) -> int:
+        """The longest line of a file that was uploaded."""
+        return max(self._spool.space.limits.file_bytes, self._conditions.max_body_bytes)
+
     async def _validate(self, run: BatchRun) -> BatchRecord:
         record = run.record
         path, limit = self._spool.path_of(record.input_file_id), self._conditions.max_body_bytes + _LINE_BYTES
@@ -206,8 +200,7 @@ class BatchWorker:
     async def _answer_all(self, run: BatchRun) -> tuple[BatchStatus, tuple[BatchFault, ...]]:
         """Ask all lines that have no answer yet. Return the status that the batch then gets, and its faults."""
         record, path = run.record, self._spool.path_of(run.record.input_file_id)
-        limit = max(self._spool.space.limits.file_bytes, self._conditions.max_body_bytes)
-        reader = InputReader(path, record.endpoint, run.answered, limit)
+        reader = InputReader(path, record.endpoint, run.answered, self._max_line_bytes)
         own_slots, line_bytes, fault = asyncio.Semaphore(self._concurrency), ByteGate(_LINES_BYTES), None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -233,19 +226,17 @@ class BatchWorker:
         """Write the answer to one line, unless the batch is left. Errors: OSError other than a full disk."""
         answer = await self._ask(run, line, f"{run.record.id}-{number}")
         if answer is None and run.end is RunEnd.EXPIRED:
-            answer = unanswered(
-                line, "batch_expired", "The request was not answered within the completion window of the batch."
-            )
+            answer = run.form.expired(line)
         if answer is not None and await self._keep(run, answer):
             if answer.is_success:
                 self.num_completed += 1
             else:
                 self.num_failed += 1
 
-    async def _ask(self, run: BatchRun, line: BatchLine, request_id: str) -> LineAnswer | None:
+    async def _ask(self, run: BatchRun, line: BatchLine, request_id: str) -> OutputLine | None:
         """Return the answer to a line; None if the batch was left before there was one."""
         if wants_stream(line):
-            return stream_refusal(line, request_id)
+            return run.form.streamed(line, request_id)
         while run.end is None:
             tenant = self._conditions.tenant(run.record.tenant)
             if tenant is None or not self._conditions.is_calm:
@@ -256,11 +247,11 @@ class BatchWorker:
             if answer is None:
                 return None
             if answer.status not in _RETRY_STATUSES:
-                return _line_answer(line, answer, request_id)
+                return run.form.answer(line, answer, request_id)
             await run.pause(_retry_s(answer.retry_after_s))
         return None
 
-    async def _keep(self, run: BatchRun, answer: LineAnswer) -> bool:
+    async def _keep(self, run: BatchRun, answer: OutputLine) -> bool:
         """Write an answer; wait while there is no space for it. Return False if the batch was left meanwhile.
 
         Errors: OSError other than a full disk.
@@ -290,13 +281,15 @@ class BatchWorker:
     async def _finish(self, run: BatchRun, goal: BatchStatus, faults: tuple[BatchFault, ...]) -> None:
         """Make files of the answers, and give the batch its final status. Each step can be repeated after a crash."""
         batch_id, tenant, lifetime_s = run.record.id, run.record.tenant, run.record.output_lifetime_s
+        status: BatchStatus = "cancelling" if goal == "cancelled" else "finalizing"
+        if run.form.answers_all:
+            await self._answer_left(run, status, goal, faults)
         await run.close()
         record = self._book.get(batch_id)
         ids = [
             (file_id or new_file_id()) if journal.size_bytes else None
             for file_id, journal in zip((record.output_file_id, record.error_file_id), run.journals, strict=True)
         ]
-        status: BatchStatus = "cancelling" if goal == "cancelled" else "finalizing"
         await self._settle(
             lambda: self._book.change(
                 batch_id, status, goal=goal, faults=faults, output_file_id=ids[0], error_file_id=ids[1]
@@ -332,6 +325,27 @@ class BatchWorker:
                 journal.remove()
 
         await self._on_disk(remove)
+        source = self._spool.find(tenant, record.input_file_id)
+        if run.form.answers_all and source is not None:  # it was made for this batch
+            await self._spool.remove(source)
+
+    async def _answer_left(
+        self, run: BatchRun, status: BatchStatus, goal: BatchStatus, faults: tuple[BatchFault, ...]
+    ) -> None:
+        """Write the results of the requests that have none. They do not count as answers.
+
+        Errors: OSError or LineError if the input cannot be read, unless the batch fails for that.
+        """
+        record, before_bytes = run.record, run.size_bytes
+        await self._settle(lambda: self._book.change(record.id, status, goal=goal, faults=faults))
+        path, limit = self._spool.path_of(record.input_file_id), self._max_line_bytes
+        try:
+            await self._settle(lambda: run.append_left(path, limit, goal))
+        except (OSError, LineError):
+            if goal != "failed":
+                raise
+        finally:
+            self._spool.space.add(record.tenant, run.size_bytes - before_bytes)
 
     async def _settle(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do work on the disk, again and again while the disk is full. Errors: OSError."""
@@ -346,13 +360,6 @@ class BatchWorker:
 
 def _leave(gate: ByteGate, size: int, _task: object) -> None:
     gate.leave(size)
-
-
-def _line_answer(line: BatchLine, answer: RouteAnswer, request_id: str) -> LineAnswer:
-    if not answer.is_json or not answer.body:
-        return unanswered(line, "invalid_answer", "The answer of the route is not one JSON object.")
-    ignored = answer.ignored_fields or UNSET
-    return answer_of(line, LineResponse(answer.status, request_id, one_line(answer.body), ignored))
 
 
 def _retry_s(retry_after_s: float | None) -> float:

@@ -53,6 +53,13 @@ async def read_body(request: Request, holding: BodyHolding, limit_s: float) -> b
     return body
 
 
+def check_json_type(request: Request) -> None:
+    """Check the media type of a body. Errors: AdmissionError (400) if it is not that of JSON."""
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise AdmissionError(400, "Unsupported Media Type: Only 'application/json' is allowed", code="invalid_json")
+
+
 async def read_object(
     request: Request, in_worker: InWorker, holding: BodyHolding, *, max_values: int, limit_s: float
 ) -> dict[str, object]:
@@ -61,9 +68,7 @@ async def read_object(
     `holding` counts the body, and from then on the object. Errors: AdmissionError (400 if it is not such an object, and
     those of `read_body`); ClientGoneError.
     """
-    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise AdmissionError(400, "Unsupported Media Type: Only 'application/json' is allowed", code="invalid_json")
+    check_json_type(request)
     body = await read_body(request, holding, limit_s)
     object_bytes = decoded_bytes(body, max_values)
     holding.grow(object_bytes)

@@ -41,12 +41,12 @@ class MessagesGuard:
 
     async def __call__(self, request: Request) -> None:
         """Find the tenant of the request and store it. Errors: AdmissionError (401)."""
-        key = request.headers.get("x-api-key")
+        state, key = request.scope.setdefault("state", {}), request.headers.get("x-api-key")
         authorization = request.headers.get("authorization") if key is None else f"Bearer {key}"
-        tenant = self._tenants.table.find(authorization)
+        tenant = state.get(BATCH_TENANT) or self._tenants.table.find(authorization)
         if tenant is None:
             raise _wrong_key()
-        request.scope.setdefault("state", {})["tenant"] = tenant
+        state["tenant"] = tenant
 
 
 class ModelsGuard:

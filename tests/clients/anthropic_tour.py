@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 
 import anthropic
 
@@ -99,6 +100,52 @@ def shapes(client: anthropic.Anthropic) -> None:
     assert json.loads(block.text)["city"] == "Paris"
 
 
+def batches(client: anthropic.Anthropic) -> None:
+    """Run a batch with a request that fails, read its results, cancel another one, and delete both."""
+    params: anthropic.types.message_create_params.MessageCreateParamsNonStreaming = {
+        "model": MODEL, "max_tokens": 4, "messages": HELLO,
+    }  # fmt: skip
+    ask = client.messages.batches
+    batch = ask.create(
+        requests=[
+            *({"custom_id": f"good-{number}", "params": params} for number in range(3)),
+            {"custom_id": "bad", "params": params | {"model": "other"}},
+        ]
+    )
+    assert batch.processing_status == "in_progress"
+    assert batch.request_counts.processing == 4
+    while (batch := ask.retrieve(batch.id)).processing_status != "ended":
+        time.sleep(0.05)
+    assert (batch.request_counts.succeeded, batch.request_counts.errored) == (3, 1)
+    results = {one.custom_id: one.result for one in ask.results(batch.id)}
+    assert len(results) == 4
+    good, bad = results["good-1"], results["bad"]
+    assert good.type == "succeeded"
+    assert good.message.content
+    assert bad.type == "errored"
+    assert bad.error.error.type == "not_found_error"
+    long = ask.create(
+        requests=[{"custom_id": str(number), "params": params | {"max_tokens": 200}} for number in range(50)]
+    )
+    try:
+        ask.delete(long.id)
+        raise AssertionError("an unfinished batch was deleted")
+    except anthropic.BadRequestError as exc:
+        assert exc.type == "invalid_request_error"
+    assert ask.cancel(long.id).cancel_initiated_at is not None
+    while (long := ask.retrieve(long.id)).processing_status != "ended":
+        time.sleep(0.05)
+    counts = long.request_counts
+    assert counts.canceled > 0
+    assert counts.canceled + counts.succeeded == 50
+    assert sum(one.result.type == "canceled" for one in ask.results(long.id)) == counts.canceled
+    assert [one.id for one in ask.list(limit=1)] == [long.id, batch.id]  # goes on to the next page
+    assert [one.id for one in ask.list(before_id=batch.id)] == [long.id]
+    for one in (batch, long):
+        assert ask.delete(one.id).id == one.id
+    assert not list(ask.list())
+
+
 def errors(client: anthropic.Anthropic) -> None:
     try:
         client.messages.create(model="other", max_tokens=4, messages=HELLO)
@@ -135,7 +182,7 @@ async def concurrently() -> None:
 
 def main() -> None:
     with anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0) as client:
-        for part in (create, stream, stop, shapes, tools, errors):
+        for part in (create, stream, stop, shapes, tools, batches, errors):
             part(client)
             print(part.__name__, "ok")
     asyncio.run(concurrently())

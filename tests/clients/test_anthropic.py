@@ -10,6 +10,6 @@ KEY = "sk-ant-test"
 
 def test_a_tour_of_the_messages_api(tmp_path: Path) -> None:
     client_python("anthropic")
-    with daemon(tmp_path, "--api-key", KEY) as served:
+    with daemon(tmp_path, "--api-key", KEY, "--files-path", str(tmp_path / "files")) as served:
         take_tour("anthropic", "anthropic_tour.py", served.url, KEY, served.model)
         served.assert_nothing_held()

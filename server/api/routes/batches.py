@@ -72,7 +72,7 @@ class BatchRoutes:
 
     async def show_all(self, request: Request) -> Response:
         """List the batches of the tenant, the newest first."""
-        records = service_of(self._context).folder.book.of(tenant_of(request.scope).name)
+        records = service_of(self._context).folder.book.listed(tenant_of(request.scope).name)
         page, has_more = page_of(request, records, lambda record: record.id, default=_PAGE, most=_MAX_PAGE)
         data = [BatchObject.of(record) for record in page]
         first, last = (data[0].id, data[-1].id) if data else (None, None)

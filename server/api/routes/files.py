@@ -1,16 +1,15 @@
 """/v1/files."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import BODY_REFUSALS, KEY_REFUSALS, ApiRoute, Contract, QueryField
+from tiercel.server.api.file_content import file_content
 from tiercel.server.api.paging import page_of, page_query
 from tiercel.server.api.replies.batches import DeletedFile, FileList, FileObject
 from tiercel.server.api.schemas.batches import MAX_LIFETIME_S, MIN_LIFETIME_S, FileFields
@@ -18,9 +17,7 @@ from tiercel.server.batch.records import FileRecord
 from tiercel.server.batch.service import BatchService
 from tiercel.server.batch.upload_form import UploadForm
 from tiercel.server.http.answer import json_answer
-from tiercel.server.http.body_writer import body_writer
-from tiercel.server.http.patience import PatientSender
-from tiercel.server.http.watch import ClientGoneError, linger, run_watched
+from tiercel.server.http.watch import ClientGoneError, linger
 from tiercel.server.tenancy.auth import tenant_of
 
 DISABLED_OR_DRAINING = (403, 503)
@@ -28,10 +25,8 @@ _FORM = "multipart/form-data"
 _BINARY = "application/octet-stream"
 _LIFETIME_S = MAX_LIFETIME_S  # of files that name none
 _STEP_BYTES = 1024 * 1024  # of an upload, for which --timeout-body is the limit
-_PIECE_BYTES = 256 * 1024  # of a download
 _MAX_PAGE = 10_000  # files of a list
 _PURPOSE = QueryField("purpose", {"type": "string"}, "Only files with this purpose.")
-_PATIENCE_S = 30.0  # for a client that does not read its download
 
 
 class FileRoutes:
@@ -104,12 +99,7 @@ class FileRoutes:
     async def content(self, request: Request, file_id: str) -> Response:
         """Return the bytes of a file."""
         record, service = self._find(request, file_id), service_of(self._context)
-        path = service.folder.spool.path_of(record.id)
-        try:
-            fd = await service.on_disk(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        except FileNotFoundError as exc:  # it was removed at this moment
-            raise no_such("file", "file_id") from exc
-        return _FileContent(service, fd, record.bytes)
+        return await file_content(service, [record], _BINARY, no_such("file", "file_id"))
 
     def _find(self, request: Request, file_id: str) -> FileRecord:
         record = service_of(self._context).folder.spool.find(tenant_of(request.scope).name, file_id)
@@ -135,37 +125,6 @@ class FileRoutes:
             if step_bytes >= _STEP_BYTES:
                 end_s, step_bytes = loop.time() + limit_s, 0
             yield data
-
-
-class _FileContent(Response):
-    """A response with the bytes of an open file, which it closes."""
-
-    def __init__(self, service: BatchService, fd: int, length: int) -> None:
-        super().__init__(media_type=_BINARY)
-        self._service = service
-        self._fd = fd
-        self._length = length
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = body_writer(scope)
-        patient = PatientSender(send, None if writer is None else lambda: writer.unsent_bytes, _PATIENCE_S)
-        try:
-            await run_watched(self._send(scope["method"], patient), receive)
-        finally:
-            os.close(self._fd)
-
-    async def _send(self, method: str, send: PatientSender) -> None:
-        headers = [(b"content-type", _BINARY.encode()), (b"content-length", str(self._length).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        offset = self._length if method == "HEAD" else 0
-        while offset < self._length:
-            start = offset
-            piece = await asyncio.to_thread(os.pread, self._fd, _PIECE_BYTES, start)
-            if not piece:
-                raise OSError(f"the file ends at {offset} of {self._length} bytes")
-            offset += len(piece)
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def service_of(context: ServerContext) -> BatchService:

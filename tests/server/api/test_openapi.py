@@ -16,7 +16,13 @@ Tree = dict[str, Any]
 ADMIN = {"authorization": "Bearer boss"}
 KEY = {"authorization": "Bearer one"}
 TENANTS = "admin_key: boss\ntenants: [{name: acme, key: one, kv_quota_bytes: {hbm: 1GiB}}]\n"
-WITHOUT_BODY = ("/ping", "/admin/reload", "/v1/batches/{batch_id}/cancel", "/v1/responses/{id}/cancel")
+WITHOUT_BODY = (
+    "/ping",
+    "/admin/reload",
+    "/v1/batches/{batch_id}/cancel",
+    "/v1/messages/batches/{batch_id}/cancel",
+    "/v1/responses/{id}/cancel",
+)
 OPEN = ("/health", "/health/live", "/health/ready", "/ping", "/ready", "/readiness", "/version")
 
 
@@ -75,6 +81,7 @@ QUERIES = {
     "/metrics": {"detail"},
     "/v1/batches": PAGE,
     "/v1/files": {"purpose", *PAGE},
+    "/v1/messages/batches": {"before_id", "after_id", "limit"},
     "/v1/responses/{id}": {"stream", "starting_after"},
     "/v1/responses/{id}/input_items": PAGE,
 }

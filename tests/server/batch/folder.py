@@ -16,7 +16,7 @@ from tiercel.clock import MonotonicClock
 from tiercel.ids import TenantId
 from tiercel.server.batch.book import BatchBook
 from tiercel.server.batch.quota import SpaceBook, SpaceLimits
-from tiercel.server.batch.records import BatchRecord, FileRecord
+from tiercel.server.batch.records import MESSAGES_ENDPOINT, BatchRecord, FileRecord
 from tiercel.server.batch.route_call import RouteCaller
 from tiercel.server.batch.spool import FileSpool
 from tiercel.server.batch.worker import BatchWorker
@@ -112,10 +112,10 @@ class Folder:
             await upload.write(data)
             return await upload.commit("in.jsonl", "batch", None)
 
-    async def begin(self, data: bytes, tenant: TenantId = ACME) -> BatchRecord:
+    async def begin(self, data: bytes, tenant: TenantId = ACME, endpoint: str = CHAT) -> BatchRecord:
         """Upload a file and begin a batch of it."""
         file = await self.add_file(data, tenant)
-        record = await self.book.create(tenant, CHAT, file.id, None, None)
+        record = await self.book.create(tenant, endpoint, file.id, None, None)
         self.worker.wake(tenant)
         return record
 
@@ -169,6 +169,10 @@ def line(number: object, **more: object) -> bytes:
 
 def lines(count: int) -> bytes:
     return b"".join(line(number) for number in range(count))
+
+
+def message_lines(count: int) -> bytes:
+    return b"".join(line(number, url=MESSAGES_ENDPOINT) for number in range(count))
 
 
 def tenant_in(scope: Scope) -> str:
