@@ -306,7 +306,7 @@ class ServerSettings(ResponseSettings, frozen=True, kw_only=True):
 
     max_num_queued_reqs: Annotated[
         int, Option(SCHEDULER, "Maximum waiting sequences.", "N", within=(1, 1_000_000), is_live=True)
-    ] = 1024  # a sequence waits until its first token
+    ] = 4096  # a sequence waits until its first token; one request may have as many prompts
 
     host: Annotated[str, Option(SERVER, "Address to bind.", may_be_empty=True)] = "127.0.0.1"
     port: Annotated[int, Option(SERVER, "Port; 0: any free port.", within=(0, 65_535), vllm_variable="VLLM_PORT")] = (

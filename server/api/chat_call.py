@@ -38,6 +38,11 @@ class ChatCall:
         return 1
 
     @property
+    def field(self) -> str:
+        """The field that has the prompt, for refusals."""
+        return "messages"
+
+    @property
     def expanded_bytes(self) -> int:
         """The memory of what the body stands for beyond its own values: nothing."""
         return 0

@@ -5,7 +5,6 @@ A route reads the body, checks its own fields and wraps them into a `GenerationC
 
 import contextlib
 import secrets
-from array import array
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -16,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.errors import AdmissionError
-from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.api.answer_budget import AnswerRoom, repeated_bytes
 from tiercel.server.api.begun import BegunAnswer
 from tiercel.server.api.context import ServerContext
@@ -26,27 +24,22 @@ from tiercel.server.api.expansion import LISTED_TOKEN_BYTES, check_submission
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan
 from tiercel.server.api.prompt import encode_bad_words, with_drawable_tokens
+from tiercel.server.api.replies.embeddings import PooledShape
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.schemas.sampling import SamplingFields, StreamOptions
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
 from tiercel.server.api.stream import EventStream, FailureNote, StreamRules
+from tiercel.server.api.submission import Echo, PreparedCall, submit
 from tiercel.server.api.time_limits import TimeLimits
 from tiercel.server.api.whole import WholeReply
-from tiercel.server.engine.choice_text import ChoiceText, GenerationError, SequenceFailedError
-from tiercel.server.engine.client import Submission
+from tiercel.server.engine.choice_text import GenerationError, SequenceFailedError
 from tiercel.server.engine.generation import Generation, StreamEndedError
-from tiercel.server.engine.logprobs import DrawnTokens
-from tiercel.server.engine.mailbox import Mailbox, portion_tokens
-from tiercel.server.engine.prompt_answer import PromptAnswer, text_starts
-from tiercel.server.engine.sequences import SequenceStart
+from tiercel.server.engine.prompt_answer import text_starts
 from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.watch import run_watched
-from tiercel.server.tenancy.admission import AdmissionRequest, Entry, Terms
 from tiercel.server.tenancy.auth import is_of_batch, tenant_of
 from tiercel.server.tenancy.tenants import Tenant, narrowed
-from tiercel.server.text.detokenizer import make_detokenizer
 from tiercel.server.tracing.record import RequestRecord
-from tiercel.tenant import LAST_BAND
 
 
 class GenerationCall(Protocol):
@@ -57,6 +50,11 @@ class GenerationCall(Protocol):
 
     @property
     def num_prompts(self) -> int: ...
+
+    @property
+    def field(self) -> str:
+        """The field that has its prompts, for refusals."""
+        ...
 
     @property
     def expanded_bytes(self) -> int:
@@ -84,25 +82,6 @@ class _ReplyFields(Struct, frozen=True):
     with_tokens: bool
     kept: int | None
     num_choices: int
-
-
-class _Echo(Struct, frozen=True):
-    """The text of a prompt that the answer repeats."""
-
-    text: str | None
-    starts: Sequence[int]  # the character at which each token begins, if log-probabilities are asked for
-
-
-_NO_ECHO = _Echo(None, ())
-
-
-class _PreparedCall(Struct, frozen=True):
-    """A client request, checked and tokenised."""
-
-    plan: SamplingPlan
-    prompts: list[list[int]]
-    echoes: list[_Echo]  # of the prompts, if the answer repeats them
-    params: list[SamplingParams]  # of each prompt
 
 
 class GenerationPipeline:
@@ -154,6 +133,7 @@ class GenerationPipeline:
             begun.room,
             begun.kept,
             begun.num_choices,
+            self._context.in_worker if isinstance(begun.shape, PooledShape) else None,
         )
 
     async def begin(
@@ -181,14 +161,16 @@ class GenerationPipeline:
             record.note_parsed(model)
             fields = call.fields
             record.ignored_fields = fields.ignored_names
-            with self._context.admission.enter(tenant, fields.num_choices, prompts=call.num_prompts) as entry:
+            with self._context.admission.enter(
+                tenant, fields.num_choices, prompts=call.num_prompts, field=call.field
+            ) as entry:
                 limits = self._time_limits(fields, request, tenant, record)
                 preparing = limits.prepare(self._prepare(call, tenant, record, holding), record)
                 prepared = await run_watched(preparing, request.receive)
                 holding.grow(self._submission_bytes(prepared))
                 with contextlib.ExitStack() as until_submitted:
                     room = until_submitted.enter_context(self._reserve(prepared, fields))
-                    generation, prompts = self._submit(prepared, fields, tenant, entry, record)
+                    generation, prompts = await submit(self._context, prepared, fields, tenant, entry, record)
                     shape.begin(prompts)
                     until_submitted.pop_all()  # from here on the answer holds the room
                 limits.watch(generation)
@@ -198,7 +180,7 @@ class GenerationPipeline:
 
     async def _prepare(
         self, call: GenerationCall, tenant: Tenant, record: RequestRecord, holding: BodyHolding
-    ) -> _PreparedCall:
+    ) -> PreparedCall:
         with holding.displaceable():
             limits = await self._context.limits(tenant)
         with record.tokenising():
@@ -211,7 +193,7 @@ class GenerationPipeline:
         plan = await self._with_grammar(plan, limits, tenant, call.fields.cache_salt, record)
         cap = self._context.defaults.max_new_tokens
         echoes = [] if plan.echo is None else await self._echoed(plan.echo, prompts, plan)
-        return _PreparedCall(plan, prompts, echoes, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
+        return PreparedCall(plan, prompts, echoes, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
 
     async def _planned(self, call: GenerationCall, limits: ModelLimits) -> SamplingPlan:
         """Return the plan of a call. The schemas of a request may take a tenth of a second, so they get a thread."""
@@ -238,13 +220,13 @@ class GenerationPipeline:
         record.ignored_fields += grammar.ignored
         return replace(plan, params=replace(plan.params, grammar=grammar.text))
 
-    def _submission_bytes(self, prepared: _PreparedCall) -> int:
+    def _submission_bytes(self, prepared: PreparedCall) -> int:
         """Return what the engine gets of a call. Errors: AdmissionError (413) if it is too much."""
         lengths = [len(prompt) for prompt in prepared.prompts]
         limit_bytes = self._context.settings.max_pending_body_bytes
         return check_submission(lengths, prepared.params[0], prepared.plan.n, limit_bytes)
 
-    def _reserve(self, prepared: _PreparedCall, fields: SamplingFields) -> AnswerRoom:
+    def _reserve(self, prepared: PreparedCall, fields: SamplingFields) -> AnswerRoom:
         """Reserve the memory of a whole answer. Of a stream, only what repeats the prompt takes memory.
 
         Errors: AdmissionError (400 or 503).
@@ -275,58 +257,9 @@ class GenerationPipeline:
             lambda: context.admission.drain_s,
         )
 
-    def _submit(
-        self,
-        prepared: _PreparedCall,
-        fields: SamplingFields,
-        tenant: Tenant,
-        entry: Entry,
-        record: RequestRecord,
-    ) -> tuple[Generation, list[PromptAnswer]]:
-        """Pass the second gate and submit. Nothing is awaited in between, so that the counts of the gate hold.
-
-        Returns also the prompt of each choice of the answer.
-        """
-        plan = prepared.plan
-        terms = entry.admit(
-            AdmissionRequest(
-                prompts=[len(prompt) for prompt in prepared.prompts],
-                choices=plan.n,
-                max_tokens=max(params.max_tokens for params in prepared.params),
-                is_named=plan.max_tokens is not None,
-                priority=LAST_BAND if record.is_of_batch else _priority(fields, tenant),
-            )
-        )
-        record.service = None if terms.service is None else terms.service.value
-        scope = narrowed(tenant.scope, fields.cache_salt)
-        starts: list[SequenceStart] = []
-        choices: list[ChoiceText] = []
-        for prompt, params in zip(prepared.prompts, prepared.params, strict=True):
-            starts += self._starts(prompt, _capped(params, terms.max_tokens), plan, terms, scope, tenant)
-            choices += [self._choice_text(prompt, plan) for _ in range(plan.n)]
-        mailbox = Mailbox(portion=portion_tokens(plan.params.logprobs))
-        submission = self._context.client.submit(starts, mailbox, record.arrival_s)
-        num_prompt = sum(len(prompt) for prompt in prepared.prompts)
-        generation = Generation(self._context.client, submission, mailbox, choices, num_prompt, self._context.clock)
-        record.note_submitted(generation)
-        return generation, self._prompt_answers(prepared, submission)
-
-    def _prompt_answers(self, prepared: _PreparedCall, submission: Submission) -> list[PromptAnswer]:
-        """Return the prompt of each choice. Of a whole answer, the first choice computes what all of them repeat."""
-        plan, vocabulary = prepared.plan, self._context.codec.vocabulary
-        answers: list[PromptAnswer] = []
-        for index, tokens in enumerate(prepared.prompts):
-            echo = prepared.echoes[index] if prepared.echoes else _NO_ECHO
-            kept = array("I", tokens)  # as long as the request runs
-            for choice in range(plan.kept or plan.n):
-                facts = submission.facts[index * plan.n + (choice if plan.is_streamed else 0)]
-                logprobs = DrawnTokens(facts.prompt_logprobs, vocabulary)
-                answers.append(PromptAnswer(kept, echo.text, logprobs, facts.read_pooled, echo.starts))
-        return answers
-
     async def _echoed(
         self, texts: Sequence[str | None], prompts: Sequence[list[int]], plan: SamplingPlan
-    ) -> list[_Echo]:
+    ) -> list[Echo]:
         """Return the texts of prompts that the answer repeats; None stands for a prompt that was given as tokens."""
         codec, skips, has_logprobs = (
             self._context.codec,
@@ -334,11 +267,11 @@ class GenerationPipeline:
             plan.params.logprobs is not None,
         )
 
-        def decode() -> list[_Echo]:
-            echoes: list[_Echo] = []
+        def decode() -> list[Echo]:
+            echoes: list[Echo] = []
             for text, tokens in zip(texts, prompts, strict=True):
                 text = codec.decode(tokens, skip_special_tokens=skips) if text is None else text
-                echoes.append(_Echo(text, text_starts(tokens, text, codec.vocabulary) if has_logprobs else ()))
+                echoes.append(Echo(text, text_starts(tokens, text, codec.vocabulary) if has_logprobs else ()))
             return echoes
 
         return await self._context.in_worker(decode)
@@ -348,45 +281,6 @@ class GenerationPipeline:
         codec = self._context.codec
         tokens = await self._context.in_worker(lambda: encode_bad_words(words, codec, limits))
         return replace(plan, params=replace(plan.params, bad_words=tokens))
-
-    def _starts(
-        self, prompt: list[int], params: SamplingParams, plan: SamplingPlan, terms: Terms, scope: bytes, tenant: Tenant
-    ) -> list[SequenceStart]:
-        """Return one sequence for each choice of a prompt; what concerns the prompt is set on the first."""
-        packed = pack_tokens(prompt)
-        return [
-            SequenceStart(
-                prompt=packed,
-                num_prompt=len(prompt),
-                params=plan.choice_params(params, choice, self._context.draw_seed),
-                n=plan.n if choice == 0 else None,
-                scope=scope,
-                tenant=tenant.name,
-                band=terms.band,
-                num_uncached=len(prompt) * terms.uncached_share if choice == 0 else 0.0,
-                queue_s=terms.queue_s if choice == 0 else None,
-                num_reserved=terms.reserved,
-            )
-            for choice in range(plan.n)
-        ]
-
-    def _choice_text(self, prompt: Sequence[int], plan: SamplingPlan) -> ChoiceText:
-        vocabulary = self._context.codec.vocabulary
-        detokenizer = make_detokenizer(
-            vocabulary,
-            prompt,
-            skip_special_tokens=plan.rules.skip_special_tokens,
-            visible_texts=plan.rules.visible_texts,
-        )
-        interval = self._context.settings.stream_interval
-        return ChoiceText(
-            detokenizer,
-            plan.rules,
-            vocabulary,
-            plan.params.stop_token_ids,
-            interval,
-            returns_tokens=plan.returns_tokens,
-        )
 
     def _stream_rules(self, fields: _ReplyFields) -> StreamRules:
         settings, options = self._context.settings, fields.stream_options
@@ -427,18 +321,3 @@ class GenerationPipeline:
 
 def _served_tier(fields: SamplingFields) -> str:
     return "flex" if fields.service_tier == "flex" else "default"
-
-
-def _priority(fields: SamplingFields, tenant: Tenant) -> int | None:
-    """Return the priority of a request. The tier `flex` is served one band below the tenant's own."""
-    if fields.service_tier != "flex":
-        return fields.priority
-    below = tenant.share.band + 1
-    return below if fields.priority is None else max(below, fields.priority)
-
-
-def _capped(params: SamplingParams, cap: int | None) -> SamplingParams:
-    """Limit the outputs to `cap`, but not below the requested minimum."""
-    if cap is None or cap >= params.max_tokens:
-        return params
-    return replace(params, max_tokens=max(cap, params.min_tokens, 1) if params.max_tokens else 0)

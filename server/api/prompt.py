@@ -14,7 +14,9 @@ from tiercel.server.api.schemas.chat import ChatTemplateFields
 from tiercel.server.text.chat_template import ChatOptions, ChatPrompt, ChatTemplate, read_switches
 from tiercel.server.text.tokenizer import LongTextError, TextCodec
 
-MAX_PROMPTS = 64
+MAX_PROMPTS = 4096
+"""Maximum number of prompts of a completion: the default of --max-num-queued-reqs."""
+
 _MAX_SHRINKING = 4  # factor by which a normaliser may shorten a text
 _SHOWN_BELOW = 10**12  # a longer number is not repeated in an error
 

@@ -105,6 +105,10 @@ class ResponseCall:
         return 1
 
     @property
+    def field(self) -> str:
+        return "input"
+
+    @property
     def expanded_bytes(self) -> int:
         return self.input.expanded_bytes
 

@@ -1,7 +1,7 @@
 """The whole answer of a generation that is not streamed."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -72,8 +72,12 @@ class WholeReply(Response):
         room: AnswerRoom,
         kept: int | None = None,
         best_of: int = 1,
+        in_worker: "Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]] | None" = None,
     ) -> None:
-        """`kept`: of `best_of` choices of each prompt only the best are returned; None = all."""
+        """`kept`: of `best_of` choices of each prompt only the best are returned; None = all.
+
+        `in_worker` makes the body, if that takes more than encoding it.
+        """
         super().__init__(media_type="application/json")
         self._generation = generation
         self._shape = shape
@@ -83,24 +87,35 @@ class WholeReply(Response):
         self._room = room
         self._kept = kept
         self._best_of = best_of
+        self._in_worker = in_worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         patient = patient_sender(scope, send, self._rules.patience_s)
         with self._room:
             with self._generation as generation:
                 choices, usage = await run_watched(self._collect(generation), receive)
-            body = msgspec.json.encode(self._shape.reply(choices, usage)).split(HOLE)
+            body = await self._body(choices, usage)
             if scope["http_version"] == "1.0":  # which has no chunks
                 body = [b"".join(self._pieces(body, choices))]
             length = len(body[0]) if len(body) == 1 else None
             await run_watched(send_pieces(patient, self._pieces(body, choices), length), receive)
 
+    async def _body(self, choices: list[ChoiceDelta], usage: UsageBody) -> list[bytes]:
+        """Return the parts of the body between its holes."""
+
+        def make() -> list[bytes]:
+            return msgspec.json.encode(self._shape.reply(choices, usage)).split(HOLE)
+
+        return make() if self._in_worker is None else await self._in_worker(make)
+
     async def _collect(self, generation: Generation) -> tuple[list[ChoiceDelta], UsageBody]:
-        parts = [_WholeChoice() for _ in range(generation.num_choices)]
+        parts: dict[int, _WholeChoice] = {}
 
         def take(deltas: list[ChoiceDelta]) -> bool:
             for delta in deltas:
-                parts[delta.choice].add(delta)
+                if (part := parts.get(delta.choice)) is None:
+                    part = parts[delta.choice] = _WholeChoice()
+                part.add(delta)
             return True
 
         try:
@@ -109,7 +124,7 @@ class WholeReply(Response):
             raise to_refusal(exc, self._note) from exc
         await generation.settle()
         usage = usage_body(generation.usage(), with_details=self._rules.with_details)
-        choices = [part.whole(self._vocabulary) for part in parts]
+        choices = [parts[choice].whole(self._vocabulary) for choice in range(generation.num_choices)]
         return choices if self._kept is None else best_choices(choices, self._best_of, self._kept), usage
 
     def _pieces(self, body: list[bytes], choices: list[ChoiceDelta]) -> Iterator[bytes]:

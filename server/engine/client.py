@@ -126,8 +126,11 @@ class EngineClient:
         if self.status.state is EngineState.READY:
             self.connection.send(self._changed_settings)
 
-    def submit(self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float) -> Submission:
-        """Hand sequences to the engine. Their tokens go to `mailbox`, with the choices numbered in this order.
+    def submit(
+        self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float, *, first: int = 0
+    ) -> Submission:
+        """Hand sequences to the engine. Their tokens go to `mailbox`, with the choices numbered in this order from
+        `first` on.
 
         While the engine is being restarted they wait for it. If it is gone for good, the mailbox says so at once.
         """
@@ -135,7 +138,7 @@ class EngineClient:
             self.status.note_report(self._clock.now_s())  # the silence of an idle engine does not count
         seqs: list[SeqId] = []
         books: list[SequenceFacts] = []
-        for choice, start in enumerate(starts):
+        for choice, start in enumerate(starts, first):
             seq, facts = self.sequences.add(start, choice, mailbox, arrival_s)
             seqs.append(seq)
             books.append(facts)

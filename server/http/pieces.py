@@ -1,5 +1,6 @@
 """Bodies that are sent in pieces: a client that reads slowly makes the server hold one piece, not the whole."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
@@ -38,6 +39,7 @@ async def send_pieces(send: PatientSender, pieces: Iterable[bytes], length: int 
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     while following is not None:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await asyncio.sleep(0)  # a client that reads fast never makes `send` wait, and others would
         chunk, following = following, next(chunks, None)
     await send({"type": "http.response.body", "body": chunk, "more_body": False})
 

@@ -95,9 +95,11 @@ class FleetClient(EngineClient):
         self._links.remove(link)
         self._move_all(link)
 
-    def submit(self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float) -> Submission:
+    def submit(
+        self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float, *, first: int = 0
+    ) -> Submission:
         """Hand sequences to an engine; see `EngineClient.submit`. Without an engine they wait for `hold_s` at most."""
-        submission = super().submit(starts, mailbox, arrival_s)
+        submission = super().submit(starts, mailbox, arrival_s, first=first)
         if self.status.state is not EngineState.READY:
             if seqs := [seq for seq in submission.seqs if seq in self.sequences.facts_by_seq]:
                 self._moves.submit(seqs)

@@ -129,15 +129,18 @@ class Admission:
         self._is_closed = True
 
     @contextlib.contextmanager
-    def enter(self, tenant: Tenant = DEFAULT_TENANT, choices: int = 1, *, prompts: int = 1) -> "Generator[Entry]":
+    def enter(
+        self, tenant: Tenant = DEFAULT_TENANT, choices: int = 1, *, prompts: int = 1, field: str = "prompt"
+    ) -> "Generator[Entry]":
         """First gate: reserve places for `choices` of each prompt until the request is submitted or fails.
 
-        Errors: AdmissionError: 429 or 503 with Retry-After, or 400 for more sequences than the queue can hold.
+        `field` has the prompts. Errors: AdmissionError: 429 or 503 with Retry-After, or 400 for more sequences than the
+        queue can hold.
         """
         sequences = choices * prompts
         level = self._overload.feed(self._pressure())
         usage = self._usages.of(tenant)
-        self._check_open(usage, choices, prompts)
+        self._check_open(usage, choices, prompts, field)
         entry = Entry(self._usages, usage, self._counter, self._clock, level)
         self._reserved += sequences
         usage.reserved += sequences
@@ -165,7 +168,7 @@ class Admission:
         self._usages.close(usage)
         return headers
 
-    def _check_open(self, usage: TenantUsage, choices: int, prompts: int) -> None:
+    def _check_open(self, usage: TenantUsage, choices: int, prompts: int, field: str) -> None:
         """Check the first gate: permanent limits first. Only a request that passes is charged."""
         if self._is_closed:
             self._counter.on_rejected(SHUTTING_DOWN)
@@ -177,7 +180,8 @@ class Admission:
             places = max(int(self._max_queued * limits.queue_share), 1)
         max_sequences = places if limits.max_concurrency is None else min(places, limits.max_concurrency)
         if sequences > max_sequences:
-            raise _never_fits(choices, prompts, max_sequences, is_own=max_sequences < self._max_queued)
+            is_own = max_sequences < self._max_queued
+            raise _never_fits(choices, prompts, max_sequences, field, is_own=is_own)
         if limits.max_concurrency is not None:
             used = usage.open + usage.open_elsewhere
             excess, is_allowed = used + sequences - limits.max_concurrency, usage.sequence_allowance.has(sequences)
@@ -374,14 +378,14 @@ def overloaded(retry_after_s: float) -> AdmissionError:
     )
 
 
-def _never_fits(choices: int, prompts: int, max_sequences: int, *, is_own: bool) -> AdmissionError:
+def _never_fits(choices: int, prompts: int, max_sequences: int, field: str, *, is_own: bool) -> AdmissionError:
     """Return the refusal for a request with more sequences than the queue can hold."""
     holder = "your key may have" if is_own else "the queue of this server holds"
     return AdmissionError(
         400,
-        f"This request asks for {choices * prompts} sequences (n={choices} for each of {prompts} prompts), but"
-        f" {holder} {max_sequences}. Please reduce n or the number of prompts.",
-        param="n" if choices > 1 else "prompt",
+        f"This request asks for {choices * prompts} sequences (n={choices} for each of {prompts} in {field}), but"
+        f" {holder} {max_sequences}. Please reduce n or {field}.",
+        param="n" if choices > 1 else field,
     )
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import math
+import operator
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
@@ -88,13 +89,14 @@ class RerankReply(Struct, frozen=True, kw_only=True):
 def unit(vector: Sequence[float], dimensions: int | None = None) -> "array[float]":
     """Return the first `dimensions` numbers of a vector, scaled to length 1. A vector of zeros stays."""
     kept = vector[:dimensions]
-    length = math.sqrt(math.fsum(number * number for number in kept)) or 1.0
+    length = math.hypot(*kept) or 1.0
     return array("f", [number / length for number in kept])
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the cosine of the angle between two vectors; 0 if one of them is zero."""
-    return math.fsum(one * other for one, other in zip(unit(first), unit(second), strict=True))
+    lengths = math.hypot(*first) * math.hypot(*second)
+    return math.fsum(map(operator.mul, first, second)) / lengths if lengths else 0.0
 
 
 class PooledShape(DataEvents):

@@ -78,6 +78,10 @@ class _CompletionCall:
         return len(self.prompts)
 
     @property
+    def field(self) -> str:
+        return "prompt"
+
+    @property
     def expanded_bytes(self) -> int:
         return _TOKEN_BYTES * len(self.fields.suffix or "") * (len(self.prompts) - 1)
 

@@ -91,7 +91,7 @@ def test_fewer_dimensions_are_scaled_again(model_folder: Path, tmp_path: Path) -
         (EMBEDDINGS, {"input": {"a": 1}}, "input", "input must be a string"),
         (EMBEDDINGS, {"input": ["a", 1]}, "input", "input must be a string"),
         (EMBEDDINGS, {"input": [1024]}, "input", "out of vocabulary"),
-        (EMBEDDINGS, {"input": ["a"] * 1025}, "input", "at most 1024"),
+        (EMBEDDINGS, {"input": ["a"] * 2049}, "input", "at most 2048"),
         (EMBEDDINGS, {"input": [5] * 257}, "input_tokens", "maximum context length"),
         (EMBEDDINGS, {"input": "word " * 2000}, "input_tokens", "maximum context length"),
         (EMBEDDINGS, {"input": "a", "encoding_format": "int8"}, "encoding_format", "encoding_format"),
@@ -171,6 +171,7 @@ def test_keys_limits_and_clients_that_leave(model_folder: Path, tmp_path: Path) 
         many = {"input": [[5]] * 5}
         refused = await server.http.post(EMBEDDINGS, json=many, headers=other)
         assert (refused.status_code, "this server holds 4" in refused.text) == (400, True)
+        assert refused.json()["error"]["param"] == "input"
         waiting = asyncio.create_task(server.http.post(EMBEDDINGS, json={"input": [[5]] * 3}, headers=other))
         await until(lambda: server.engine.live == 3)
         waiting.cancel()

@@ -40,7 +40,7 @@ ROWS: list[tuple[str, dict[str, object], int, str | None, str]] = [
     (TEXT, text_body(5), 400, "prompt", "prompt must be"),
     (TEXT, text_body([1, "a"]), 400, "prompt", "prompt must be"),
     (TEXT, text_body([True, False]), 400, "prompt", "prompt must be"),
-    (TEXT, text_body(["a"] * 65), 400, "prompt", "64"),
+    (TEXT, text_body(["a"] * 4097), 400, "prompt", "4096"),
     (TEXT, text_body([1, 1024]), 400, "prompt", "out of vocabulary"),
     (TEXT, text_body([-1]), 400, "prompt", "out of vocabulary"),
     (TEXT, text_body([10**30]), 400, "prompt", "out of vocabulary"),

@@ -97,7 +97,7 @@ def test_retry_after_follows_the_rate_at_which_the_queue_drains_and_not_the_idle
 
 def test_a_request_that_never_fits_is_refused_without_retry() -> None:
     admission, _, counter, _ = _admission(4)
-    words = r"6 sequences \(n=2 for each of 3 prompts\).* holds 4"
+    words = r"6 sequences \(n=2 for each of 3 in prompt\).* holds 4"
     with pytest.raises(AdmissionError, match=words) as refusal, admission.enter(choices=2, prompts=3):
         pass
     assert (refusal.value.status, refusal.value.param, refusal.value.retry_after_s) == (400, "n", None)
