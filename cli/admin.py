@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tiercel.cli.console import fail
+from tiercel.server_url import read_server_url
 from tiercel.wait_notice import WaitNotice
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ _TIMEOUT_S = 30.0
 def call(
     method: str, url: str, route: str, admin_key: str | None, text: bytes | None = None, content_type: str = ""
 ) -> dict[str, Any] | None:  # Any: JSON of a server
-    """Call a route of /admin and return its JSON; on failure, print the reason and return None."""
+    """Call a route of /admin and return its JSON; on failure, print the reason and return None.
+
+    Errors: ConfigError if `url` can be no address of a server.
+    """
     # lazy: no other verb needs the HTTP client
     import httpx
 
@@ -31,8 +35,7 @@ def call(
         fail("no admin key: give --admin-key or set TIERCEL_ADMIN_KEY")
         raise typer.Exit(2)
     path = url.removeprefix("unix:") if url.startswith("unix:") else None  # a Unix socket: --admin-uds or --uds
-    url = url if path is None else "http://localhost"
-    address = f"{url.rstrip('/').removesuffix('/v1')}/admin/{route}"
+    address = f"{read_server_url(url, '--url') if path is None else 'http://localhost'}/admin/{route}"
     headers = {"Authorization": f"Bearer {key}"} | ({} if text is None else {"Content-Type": content_type})
     try:
         with (

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import httpx
 
+from tiercel.server_url import read_server_url
 from tiercel.wait_notice import WaitNotice
 
 _CONNECT_S = 10.0
@@ -21,7 +22,8 @@ class ChatConversation:
     """The messages of a conversation, and the HTTP client that sends them. Use with `with`."""
 
     def __init__(self, url: str, api_key: str | None, system: str | None, sampling: Mapping[str, float | None]) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        """`url`: with or without /v1. Errors: ConfigError if it can be no address of a server."""
+        self.url = read_server_url(url, "--url")
         self.model = ""
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
@@ -44,11 +46,12 @@ class ChatConversation:
         try:
             with WaitNotice(f"an answer of {self.url}"):
                 response = self._client.get(f"{self.url}/v1/models")
-            if response.is_error:
-                raise ChatError(_error_line(response))
-            self.model = response.json()["data"][0]["id"]
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as exc:
             raise ChatError(_unreachable(self.url, exc)) from exc
+        if response.is_error:
+            raise ChatError(_error_line(response))
+        try:
+            self.model = response.json()["data"][0]["id"]
         except (ValueError, LookupError, TypeError) as exc:
             raise ChatError(f"{self.url} does not respond like an OpenAI API") from exc
 
@@ -72,7 +75,7 @@ class ChatConversation:
                     notice.end()
                     answer += piece
                     yield piece
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as exc:
             raise ChatError(_unreachable(self.url, exc)) from exc
         finally:
             if answer:
@@ -108,8 +111,6 @@ def _error_line(response: httpx.Response) -> str:
 
 
 def _unreachable(url: str, error: Exception) -> str:
-    if isinstance(error, httpx.UnsupportedProtocol):
-        return f"{url}: an address begins with http:// or https://"
     if isinstance(error, httpx.ConnectError):
         return f"cannot reach {url}: is `tiercel serve` running there? ({error})"
     return f"{url}: {error or type(error).__name__}"

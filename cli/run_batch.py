@@ -19,6 +19,7 @@ from tiercel.config import client_api_key, resolve
 from tiercel.errors import ConfigError
 from tiercel.file_fault import file_fault
 from tiercel.option import flag_name
+from tiercel.server_url import read_server_url
 
 if TYPE_CHECKING:
     import httpx
@@ -96,7 +97,7 @@ def _with_url(url: str, key: str | None, source: Path, target: Path, concurrency
     # lazy: httpx, which `tiercel serve` does not need
     import httpx
 
-    base = url.rstrip("/").removesuffix("/v1")
+    base = read_server_url(url, "--url")
     return _run(httpx.AsyncHTTPTransport(retries=1), base, _headers(key), source, target, concurrency, None)
 
 

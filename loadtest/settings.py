@@ -8,6 +8,7 @@ from tiercel.errors import ConfigError
 from tiercel.loadtest.load.mix import DEFAULT_LENGTHS, DatasetName
 from tiercel.loadtest.results.result_file import is_reserved
 from tiercel.option import Group, Option, flag_name, options_of
+from tiercel.server_url import read_server_url
 
 Backend = Literal["openai", "openai-chat", "vllm"]
 Arrivals = Literal["auto", "constant", "poisson", "gamma", "on_off", "trace"]
@@ -156,6 +157,7 @@ class BenchSettings(Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "bench.flag", f"--client-processes {self.client_processes}: write auto or a number of at least 1"
             )
+        _ = self.root_url  # raises
         percentiles(self.metric_percentiles)
         for name in pairs("--metadata", self.metadata, "="):
             if is_reserved(name):
@@ -165,9 +167,11 @@ class BenchSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def root_url(self) -> str:
-        """URL of the server without /v1."""
-        url = self.base_url or f"http://{self.host}:{self.port}"
-        return url.rstrip("/").removesuffix("/v1")
+        """URL of the server without /v1. Errors: ConfigError if no server can be there."""
+        if self.base_url is not None:
+            return read_server_url(self.base_url, "--base-url")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return read_server_url(f"http://{host}:{self.port}", "--host and --port")
 
     @property
     def is_chat(self) -> bool:

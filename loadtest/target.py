@@ -21,7 +21,6 @@ _CALL_S = 60.0
 _RETRY_S = 0.5
 _SOON_S = 1.0  # after which a server without an answer is asked whether it speaks HTTP
 _WORDS_BYTES = 40
-_MAX_PORT = 65535
 _NO_HTTP = "the server there does not speak HTTP"
 _WAITING = frozenset({425, 429, 500, 502, 503, 504})
 
@@ -34,12 +33,6 @@ class Target:
         self._headers = dict(headers)
         self._clock = clock
         verify = tls_context(verify=not settings.insecure)
-        try:
-            port = httpx.URL(settings.root_url).port
-        except httpx.InvalidURL as exc:
-            raise ConfigError("bench.url", f"{settings.root_url}: {exc}") from exc
-        if port is not None and port > _MAX_PORT:
-            raise ConfigError("bench.url", f"{settings.root_url}: a port is a number up to {_MAX_PORT}")
         self._plain = httpx.Client(headers=self._headers, timeout=_CALL_S, trust_env=False, verify=verify)
         self.client = httpx.AsyncClient(
             base_url=settings.root_url, headers=self._headers, timeout=_CALL_S, trust_env=False, verify=verify
@@ -120,7 +113,7 @@ class Target:
             while True:
                 try:
                     answer = await self._call(method, path, body)
-                except (httpx.TransportError, httpx.InvalidURL) as exc:
+                except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as exc:
                     if (fault := address_fault(exc)) is not None:
                         raise ConfigError("bench.url", f"{self._settings.root_url}: {fault}") from exc
                     reason = str(exc) or type(exc).__name__
@@ -170,9 +163,7 @@ async def _said(url: httpx.URL) -> str | None:
 
 def address_fault(error: Exception) -> str | None:
     """Return why no server will ever answer at an address, as an error of httpx tells it; None if one may yet."""
-    if isinstance(error, httpx.UnsupportedProtocol):
-        return "an address begins with http:// or https://"
-    if isinstance(error, httpx.InvalidURL | httpx.LocalProtocolError):
+    if isinstance(error, httpx.InvalidURL | httpx.LocalProtocolError | UnicodeError):
         return str(error)
     if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
         return f"{_NO_HTTP}: {error}"

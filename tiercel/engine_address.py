@@ -5,6 +5,7 @@ import re
 from msgspec import Struct
 
 from tiercel.errors import ConfigError
+from tiercel.server_url import host_fault
 
 DEFAULT_PORT = 8100
 MAX_ENGINES = 64
@@ -29,7 +30,9 @@ def read_address(text: str, flag: str, least_port: int = 1) -> EngineAddress:
     found = _ADDRESS.fullmatch(text)
     if found is None or not least_port <= int(found["port"]) <= 65_535:
         raise ConfigError("config.value", f"{flag} {text[:80]}: expected HOST:PORT with a port up to 65535")
-    return EngineAddress(found["v6"] or found["name"], int(found["port"]))
+    host = found["v6"] or found["name"]
+    _check_host(host, f"{flag} {text[:80]}")
+    return EngineAddress(host, int(found["port"]))
 
 
 class EngineSource(Struct, frozen=True):
@@ -50,6 +53,7 @@ def read_engines(text: str) -> EngineSource:
         found = _NAME.fullmatch(rest)
         if found is None or not 1 <= (port := int(found["port"] or DEFAULT_PORT)) <= 65_535:
             raise ConfigError("config.value", f"{flag}: expected dns:NAME or dns:NAME:PORT")
+        _check_host(found["name"], flag)
         return EngineSource((EngineAddress(found["name"], port, is_name=True),))
     if kind != "static" or not rest:
         raise ConfigError("config.value", f"{flag}: expected static:HOST:PORT,... or dns:NAME[:PORT] or file:PATH")
@@ -63,6 +67,11 @@ def read_engine_list(text: str, path: str) -> tuple[EngineAddress, ...]:
     """
     lines = [line.strip() for line in text.splitlines()]
     return _distinct([read_address(line, path) for line in lines if line and not line.startswith("#")], path)
+
+
+def _check_host(host: str, where: str) -> None:
+    if (fault := host_fault(host)) is not None:
+        raise ConfigError("config.value", f"{where}: {fault}")
 
 
 def _distinct(addresses: list[EngineAddress], where: str) -> tuple[EngineAddress, ...]:

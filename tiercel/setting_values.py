@@ -6,6 +6,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from tiercel.option import read_json, read_length, read_names
+from tiercel.server_url import host_fault
 
 HOSTS = "host names without a port, such as llm.example.com or *.example.com, or * for any"
 _HOST_PATTERN = re.compile(r"\*|(?:\*\.)?[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*", re.ASCII)
@@ -82,6 +83,8 @@ def read_collector(value: object) -> object:
         return value
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.port == 0:
+        raise ValueError(value)
+    if host_fault(parts.hostname) is not None:
         raise ValueError(value)
     if parts.query or parts.fragment:  # settings are shown and logged, and a query may hold a token
         raise ValueError(value)

@@ -5,6 +5,8 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+import structlog
+
 from tiercel.errors import WireError
 from tiercel.wire import FrameReader, FromEngine, ToEngine, encode_frame
 
@@ -21,6 +23,7 @@ class EngineConnection(asyncio.Protocol):
         self._on_lost = on_lost
         self._reader: FrameReader[FromEngine] = FrameReader(cast(type[FromEngine], FromEngine))
         self._transport: asyncio.Transport | None = None
+        self._log = structlog.stdlib.get_logger("server.engine")
 
     async def open(self, sock: socket.socket) -> None:
         """Take over a connected socket."""
@@ -42,7 +45,8 @@ class EngineConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             messages = self._reader.feed(data)
-        except WireError:
+        except WireError as error:
+            self._log.error("engine_frame_unreadable", error=str(error))
             self._on_lost()
             self.close()
             return

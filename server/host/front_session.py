@@ -89,6 +89,8 @@ class FrontSession(asyncio.Protocol):
             return
         self._is_stranger = True
         self._hall.num_strangers += 1
+        if self._hall.num_strangers == MAX_STRANGERS:  # one line when it begins, not one for each connection
+            self._log.warning("connections_refused", reason="too many have said no Hello", limit=MAX_STRANGERS)
         self._transport.write(self._handshake.challenge)
         self._timer = asyncio.get_running_loop().call_later(HELLO_S, self._end, "no Hello in time")
 

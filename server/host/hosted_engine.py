@@ -81,6 +81,7 @@ class _EngineSocket(asyncio.Protocol):
         self._on_lost = on_lost
         self._splitter = FrameSplitter(has_epochs=False)
         self._transport: asyncio.Transport | None = None
+        self._log = structlog.stdlib.get_logger("server.host")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -89,7 +90,8 @@ class _EngineSocket(asyncio.Protocol):
         try:
             for frame in self._splitter.feed(data):
                 self._on_body(frame.body)
-        except (WireError, msgspec.MsgspecError):
+        except (WireError, msgspec.MsgspecError) as error:
+            self._log.error("engine_frame_unreadable", error=str(error))
             self._on_lost()
             self.close()
 

@@ -10,6 +10,7 @@ from collections.abc import Generator
 
 from tiercel.errors import ConfigError
 from tiercel.port_holder import ways_out
+from tiercel.server_url import host_fault
 from tiercel.settings import ServerSettings
 
 _BACKLOG = 2048
@@ -50,6 +51,8 @@ def bind_admin(settings: ServerSettings, taken: socket.socket | None = None) -> 
 def _bind(path: str | None, host: str, port: int, prefix: str) -> socket.socket:
     """Listen. `prefix` of the flags that name the address. Errors: ConfigError."""
     where = path or f"{host}:{port}"
+    if path is None and host and (fault := host_fault(host)) is not None:
+        raise ConfigError("server.bind", f"--{prefix}host {host}: {fault}")
     try:
         if path is not None:
             return _bind_path(path)

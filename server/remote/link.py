@@ -151,7 +151,7 @@ class EngineLink:
                     pause_s = _FIRST_PAUSE_S
                     await self._watch(session)
                 except (OSError, WireError, TimeoutError) as error:  # ssl.SSLError is an OSError
-                    self._note_problem(error)
+                    self._note_problem(getattr(error, "message", "") or str(error) or "no answer in time")
                 finally:
                     session.abort()
                 await asyncio.sleep(pause_s)
@@ -247,6 +247,8 @@ class EngineLink:
             self.num_deaths += 1
             self._log.error("engine_lost", engine=self.address, cause=death.cause, open=len(self.seqs))
             self._owner.on_engine_lost(self, death)
+        else:
+            self._note_problem(death.cause)
         self._owner.on_engine_changed(self)
 
     async def _watch(self, session: "_Session") -> None:
@@ -255,7 +257,8 @@ class EngineLink:
         while not session.is_lost.is_set():
             before_s = self._clock.now_s()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(session.is_lost.wait(), _TICK_S)
+                async with asyncio.timeout(_TICK_S):  # `wait_for` drops a cancellation that comes with the event
+                    await session.is_lost.wait()
             now_s = self._clock.now_s()
             if now_s - before_s > _LATE_S:
                 session.heard_s = now_s
@@ -267,8 +270,7 @@ class EngineLink:
                 pinged_s = now_s
                 session.send(Ping(now_s))
 
-    def _note_problem(self, error: Exception) -> None:
-        message = getattr(error, "message", "") or str(error) or "no answer in time"
+    def _note_problem(self, message: str) -> None:
         if message != self.problem:  # once for each cause, not for each attempt
             self.problem = message
             self._log.warning("engine_unreachable", engine=self.address, problem=message)

@@ -54,13 +54,13 @@ def _refusal(address: str) -> str:
         ("localhost", "an address begins with http:// or https://"),
         ("ftp://127.0.0.1", "an address begins with http:// or https://"),
         ("http://no-such-host.invalid", "the name of the host cannot be resolved"),
-        ("http://127.0.0.1:port", "Invalid port"),
+        ("http://127.0.0.1:port", "no port"),
         ("http://127.0.0.1:65536", "a port is a number up to 65535"),
     ],
 )
 def test_an_address_that_can_never_work_ends_at_once(address: str, reason: str) -> None:
     message = _refusal(address)
-    assert message.startswith(f"{address}: ") and reason in message
+    assert f"{address}: " in message and reason in message
 
 
 def test_a_name_that_the_resolver_cannot_tell_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

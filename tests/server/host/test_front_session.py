@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
+import structlog.testing
 
 from tests.seeds import fresh_seeds
 from tests.server.fake_engine import Script
@@ -222,7 +223,9 @@ def test_strangers_who_say_nothing_are_limited_and_keep_nobody_out_for_long(monk
             await late.read(1)
             late.close()
 
-    asyncio.run(run())
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(run())
+    assert len([line for line in logs if line["event"] == "connections_refused"]) == 1  # not one for each
 
 
 def offence(name: str, front: RawFront) -> bytes:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import AsyncIterator
 
 import pytest
+import structlog.testing
 
 from tests.e2e.fleet import Partition
 from tests.server.fake_engine import Script
@@ -281,6 +282,22 @@ def test_a_wrong_secret_is_reported_and_never_served() -> None:
             assert link.state is LinkState.CONNECTING
 
     asyncio.run(run())
+
+
+def test_a_connection_that_is_lost_while_its_engine_loads_leaves_a_line() -> None:
+    async def run() -> None:
+        async with fleet_parts(SLOW) as (front, hosts):
+            link = front.client.links[0]
+            session = link._session  # pyright: ignore[reportPrivateUsage] - what a broken host would send to it
+            assert session is not None
+            link.state = LinkState.LOADING
+            session.data_received(b"\xff" * 64)
+            assert not link.is_connected and "wire.too_large" in link.problem
+            assert len(hosts) == 1
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(run())
+    assert [line["problem"][:14] for line in logs if line["event"] == "engine_unreachable"] == ["wire.too_large"]
 
 
 def test_a_leaving_engine_ends_what_it_has_and_gets_nothing_new() -> None:
