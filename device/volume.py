@@ -112,6 +112,15 @@ class Volume:
             self._is_sound = False
             raise
 
+    def check_files(self) -> None:
+        """Check that the files were not deleted. Errors: OSError; the volume must then not be used any more."""
+        try:
+            for file in self._files:
+                file.check_name()
+        except OSError:
+            self._is_sound = False
+            raise
+
     def recover(self) -> Iterator[tuple[int, bytes]]:
         """Yield (slot, key) of the blocks that the volume held at opening, ordered by slot.
 

@@ -6,12 +6,14 @@ import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
+from tiercel.device.time_limit import within
 from tiercel.device.volume_file import FileCalls
 from tiercel.device.volume_format import ALIGN, digest_of, round_up
 from tiercel.engine.experts.slots import ExpertSlots
@@ -22,6 +24,8 @@ from tiercel.units import show_bytes
 log = logging.getLogger(__name__)
 
 DISK_ERRORS = frozenset({"experts.no_folder", "experts.not_written", "experts.not_read"})  # of the folder and its disk
+
+T = TypeVar("T")
 
 _READS = 2  # tries of a record: a damaged transfer is not a damaged disk
 
@@ -41,8 +45,13 @@ class ExpertFile:
     Records are appended by one thread, and read by any thread.
     """
 
-    def __init__(self, folder: Path, fd: int, calls: FileCalls, *, is_direct: bool) -> None:
+    def __init__(
+        self, folder: Path, fd: int, calls: FileCalls, *, is_direct: bool, limit_s: float | None = None
+    ) -> None:
+        """See `create`."""
         self.folder = folder
+        self._limit_s = limit_s
+        self._hangs = False  # a call has not returned
         self.is_direct = is_direct
         self.records: list[ExpertRecord] = []
         self._fd = fd
@@ -50,22 +59,27 @@ class ExpertFile:
         self._end = 0
 
     @classmethod
-    def create(cls, folder: Path, calls: FileCalls | None = None) -> "ExpertFile":
-        """Create an empty file in a folder, which is made if it is missing. Errors: ConfigError naming the folder."""
+    def create(cls, folder: Path, calls: FileCalls | None = None, limit_s: float | None = None) -> "ExpertFile":
+        """Create an empty file in a folder, which is made if it is missing.
+
+        `limit_s`: the time of one call to the disk until the file is complete, after which the disk hangs; then all
+        records are read back, too. Give it where there is something to do without the file: an engine that starts
+        again because it could not read an expert must find that out before it serves. None: no limit, and only the
+        first record is read back.
+        Errors: ConfigError naming the folder.
+        """
         used = calls or FileCalls()
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = _create_nameless(folder)
+            fd, direct = _create(folder, used) if limit_s is None else within(limit_s, lambda: _create(folder, used))
         except OSError as exc:
             raise ConfigError(
                 "experts.no_folder", f"--expert-memory: cannot write to the folder {folder}: {exc.strerror}"
             ) from exc
-        direct = _open_direct(fd, used)
         if direct is None:
             log.info("experts without direct I/O folder=%s", folder)
-            return cls(folder, fd, used, is_direct=False)
+            return cls(folder, fd, used, is_direct=False, limit_s=limit_s)
         os.close(fd)
-        return cls(folder, direct, used, is_direct=True)
+        return cls(folder, direct, used, is_direct=True, limit_s=limit_s)
 
     @property
     def record_bytes(self) -> int:
@@ -85,7 +99,8 @@ class ExpertFile:
     def append(self, parts: Sequence[Tensor]) -> int:
         """See `ExpertStore.append`.
 
-        The first record is read back: a disk that takes bytes and returns none would end one engine after the other.
+        The first record is read back, or all are (see `create`): a disk that takes bytes and returns none would end
+        one engine after the other.
         Cost:   the record is copied once.
         Errors: ConfigError naming the folder, if the disk is full or fails.
         """
@@ -96,7 +111,7 @@ class ExpertFile:
             buffer[start : start + part.nbytes] = part.numpy().data
             start += part.nbytes
         try:
-            if self._calls.pwritev(self._fd, [buffer], self._end) != buffer.nbytes:
+            if self._in_time(lambda: self._calls.pwritev(self._fd, [buffer], self._end)) != buffer.nbytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as exc:
             shown = f"--expert-memory: cannot write the experts to {self.folder} after {show_bytes(self._end)}"
@@ -104,7 +119,8 @@ class ExpertFile:
         self.records.append(ExpertRecord(self._end, length, digest_of(buffer[:length])))
         self._end += buffer.nbytes
         number = len(self.records) - 1
-        if number == 0 and (reason := self._read(number, buffer)):
+        is_checked = number == 0 or self._limit_s is not None
+        if is_checked and (reason := self._read_back(number, buffer)):
             shown = f"--expert-memory: cannot read the experts from {self.folder}"
             raise ConfigError("experts.not_read", f"{shown}: {reason}")
         return number
@@ -141,9 +157,34 @@ class ExpertFile:
             reason = "other bytes than were written" if count == room.nbytes else f"{count} of {room.nbytes} bytes"
         return reason
 
+    def _read_back(self, number: int, into: memoryview) -> str:
+        """Read a record from the disk itself. Return why that failed, or an empty text."""
+
+        def work() -> str:
+            if not self.is_direct:  # else the page cache would answer
+                self._calls.fdatasync(self._fd)
+                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            return self._read(number, into)
+
+        try:
+            return self._in_time(work)
+        except OSError as exc:
+            return exc.strerror or str(exc)
+
+    def _in_time(self, work: Callable[[], T]) -> T:
+        """Do work on the disk within the limit. Errors: OSError, also after the limit: then the file stays open."""
+        try:
+            return work() if self._limit_s is None else within(self._limit_s, work)
+        except TimeoutError:
+            self._hangs = True
+            raise
+
     def close(self) -> None:
-        """Close the file, which frees its place on the disk. No other call may be in progress."""
-        if self._fd >= 0:
+        """Close the file, which frees its place on the disk. No other call may be in progress.
+
+        A file with a call that hangs is closed by the end of the process.
+        """
+        if self._fd >= 0 and not self._hangs:
             os.close(self._fd)
             self._fd = -1
 
@@ -166,6 +207,13 @@ class _FileSlots:
 
     def release(self, slots: Sequence[int]) -> None:
         """Do nothing: what a CPU was given is computed."""
+
+
+def _create(folder: Path, calls: FileCalls) -> tuple[int, int | None]:
+    """Return a descriptor of a new file without a name, and one for direct I/O or None. Errors: OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = _create_nameless(folder)
+    return fd, _open_direct(fd, calls)
 
 
 def _create_nameless(folder: Path) -> int:

@@ -1,14 +1,11 @@
 """Opening the SSD tier, or doing without it: a disk that fails must not end an engine for which streams wait."""
 
-import errno
 import logging
 import os
-import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
 
+from tiercel.device.time_limit import within
 from tiercel.device.volume import Volume, open_volume
 from tiercel.errors import ConfigError, system_error
 from tiercel.kv_folder import holds_lock, lock_folder
@@ -17,8 +14,6 @@ from tiercel.settings import EngineSettings
 log = logging.getLogger(__name__)
 
 OPEN_S = 30.0  # to open a volume without which the engine may serve; the supervisor waits for a minute at least
-
-T = TypeVar("T")
 
 
 def open_disk(
@@ -40,7 +35,7 @@ def open_disk(
             return volume, opening.pop_all()
 
     try:
-        volume, opened = _within(limit_s, work) if settings.kv_disk_optional else work()
+        volume, opened = within(limit_s, work) if settings.kv_disk_optional else work()
     except (ConfigError, OSError) as exc:
         if not settings.kv_disk_optional:
             raise
@@ -49,29 +44,3 @@ def open_disk(
         return None
     closing.enter_context(opened)
     return volume
-
-
-def _within(limit_s: float, work: Callable[[], T]) -> T:
-    """Do work on a thread. Errors: those of the work; TimeoutError if it takes longer, and then the thread goes on.
-
-    A call to a disk that hangs cannot be ended. The thread is a daemon, so that it does not keep the process alive.
-    """
-    results: list[T] = []
-    errors: list[ConfigError | OSError] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except (ConfigError, OSError) as exc:
-            errors.append(exc)
-
-    thread = threading.Thread(target=run, name="kv-open", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if errors:
-        raise errors[0]
-    if thread.is_alive():
-        raise TimeoutError(errno.ETIMEDOUT, f"the disk has not answered for {limit_s:g} s")
-    if not results:  # the traceback of the thread stands in the log
-        raise ConfigError("kv.disk", "opening the volume failed")
-    return results[0]

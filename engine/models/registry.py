@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+EXPERT_CALL_S = 15.0  # for a call to a disk without which the engine may serve; the supervisor waits for a minute
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -182,11 +184,13 @@ def build_beside_ssd(
     memory_bytes: int,
     build: Callable[[ExpertTier | None], Decoder],
     calls: FileCalls | None = None,
+    limit_s: float = EXPERT_CALL_S,
 ) -> Decoder:
     """Build a model of whose experts `memory_bytes` are in memory and all are on an SSD.
 
     The SSD is the first folder of the SSD tier, else the cache folder. With `settings.kv_disk_optional` a folder that
-    fails is passed over, and if both fail, all experts are in memory. Errors: ConfigError.
+    fails is passed over, as is one that hangs for `limit_s`, and if both fail, all experts are in memory.
+    Errors: ConfigError.
     """
     folders = dict.fromkeys(filter(None, (*settings.kv_disk_paths[:1], settings.cache_folder)))
     if not folders and not settings.kv_disk_optional:
@@ -194,7 +198,11 @@ def build_beside_ssd(
     for folder in folders:
         opened: ExpertTier | None = None
         try:
-            opened = ExpertTier(memory_bytes, ExpertFile.create(Path(folder), calls), MonotonicClock())
+            opened = ExpertTier(
+                memory_bytes,
+                ExpertFile.create(Path(folder), calls, limit_s if settings.kv_disk_optional else None),
+                MonotonicClock(),
+            )
             return build(opened)
         except ConfigError as exc:
             if opened is not None:

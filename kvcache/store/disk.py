@@ -19,12 +19,14 @@ from typing import Protocol
 from tiercel.clock import Clock
 from tiercel.device.processors import lower_priority
 from tiercel.errors import InvariantError
+from tiercel.kvcache.store.disk_call import DiskCall, DiskCallKind, DiskCallState, DiskCallTotals
 
 _STUCK_DEADLINES = 4  # after this many deadlines a call is stuck
 _MAX_STUCK = 3
 _MAX_ERRORS = 3  # EIO, within the window
 _ERROR_WINDOW_S = 60.0
 _SYNC_S = 5.0  # after a write, at most, the write is made durable
+_LOOK_S = 2.0  # between two looks whether the files are still there
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 Digest = bytes  # a record below has a field of this name
@@ -44,6 +46,10 @@ class BlockStore(Protocol):
         ...
 
     def sync(self) -> None: ...
+
+    def check_files(self) -> None:
+        """Check that the blocks will be found again. Cheap: it is called every few seconds, also without work."""
+        ...
 
 
 class DiskVerdict(enum.Enum):
@@ -88,59 +94,6 @@ class DiskCounts:
     late_seconds: float = 0.0
 
 
-class _CallKind(enum.Enum):
-    READ = enum.auto()
-    WRITE = enum.auto()
-    SYNC = enum.auto()
-
-
-class _CallState(enum.Enum):
-    QUEUED = enum.auto()
-    CALLING = enum.auto()
-    DONE = enum.auto()
-
-
-class _Call:
-    """A call to the volume; written under the lock only."""
-
-    __slots__ = ("asked_s", "began_s", "buffer", "is_counted", "is_late", "key", "kind", "slot", "state", "ticket")
-
-    def __init__(
-        self, kind: _CallKind, ticket: int | None, slot: int, key: bytes, buffer: memoryview | None, now_s: float
-    ) -> None:
-        self.kind = kind
-        self.ticket = ticket  # None: the result is not reported
-        self.slot = slot
-        self.key = key
-        self.buffer = buffer
-        self.asked_s = now_s
-        self.began_s = now_s
-        self.state = _CallState.QUEUED
-        self.is_late = False
-        self.is_counted = False  # a late read whose time is in the sums
-
-    @property
-    def size_bytes(self) -> int:
-        return 0 if self.buffer is None else self.buffer.nbytes
-
-
-class _CallTotals:
-    """Sums of the successful calls of one kind."""
-
-    __slots__ = ("bytes", "calls", "seconds")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.bytes = 0
-        self.seconds = 0.0
-
-    def add(self, call: _Call, now_s: float) -> None:
-        """Add a call that ends now."""
-        self.calls += 1
-        self.bytes += call.size_bytes
-        self.seconds += now_s - call.began_s
-
-
 class DiskLanes:
     """I/O threads over one volume. One thread asks and polls; `close` alone waits for the disk."""
 
@@ -164,19 +117,21 @@ class DiskLanes:
         self._lock = threading.Lock()
         self._wanted = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)  # notified at the end of a call; `close` waits for it
-        self._loads: deque[_Call] = deque()
-        self._stores: deque[_Call] = deque()
-        self._deadlines: deque[_Call] = deque()  # reads, oldest first; completed ones are removed from the front
-        self._calling: dict[_Call, bool] = {}  # whether a load-first thread makes the call
+        self._loads: deque[DiskCall] = deque()
+        self._stores: deque[DiskCall] = deque()
+        self._deadlines: deque[DiskCall] = deque()  # reads, oldest first; completed ones are removed from the front
+        self._calling: dict[DiskCall, bool] = {}  # whether a load-first thread makes the call
         self._results: list[DiskResult] = []
         self._errors_s: deque[float] = deque(maxlen=_MAX_ERRORS)
-        self._done = {_CallKind.READ: _CallTotals(), _CallKind.WRITE: _CallTotals()}
+        self._done = {DiskCallKind.READ: DiskCallTotals(), DiskCallKind.WRITE: DiskCallTotals()}
         self._misses = self._late = self._failed = 0
         self._late_bytes, self._late_s = 0, 0.0
         self._bytes_in_flight = 0
         self._is_off = False
         self._is_read_only = False
         self._unsynced_s: float | None = None  # since then there are writes that no sync covers
+        self._looked_s = clock.now_s()
+        self._is_looking = False  # a look is queued or under way
         self._is_refusing = False  # `close` has begun
         self._is_closing = False
         self._threads: list[threading.Thread] = []
@@ -195,11 +150,11 @@ class DiskLanes:
 
     def read(self, ticket: int, slot: int, key: bytes, into: memoryview) -> None:
         """Fill `into` with a block. The buffer belongs to this call until the last result of the ticket."""
-        self._ask(_Call(_CallKind.READ, ticket, slot, key, into, self._clock.now_s()), self._loads)
+        self._ask(DiskCall(DiskCallKind.READ, ticket, slot, key, into, self._clock.now_s()), self._loads)
 
     def write(self, ticket: int, slot: int, key: bytes, payload: memoryview) -> None:
         """Write a block into a slot. The bytes must not change until the result."""
-        self._ask(_Call(_CallKind.WRITE, ticket, slot, key, payload, self._clock.now_s()), self._stores)
+        self._ask(DiskCall(DiskCallKind.WRITE, ticket, slot, key, payload, self._clock.now_s()), self._stores)
 
     def poll(self) -> list[DiskResult]:
         """Return the results since the last call. Cost: a microsecond if there are none."""
@@ -210,6 +165,8 @@ class DiskLanes:
                 self._look_for_stuck(now_s)
                 if self._unsynced_s is not None and now_s - self._unsynced_s >= _SYNC_S:
                     self._sync()
+                if now_s - self._looked_s >= _LOOK_S and not (self._is_looking or self._is_refusing):
+                    self._look(now_s)
             results, self._results = self._results, []
         return results
 
@@ -265,7 +222,7 @@ class DiskLanes:
     def counts(self) -> DiskCounts:
         """Sums since the start."""
         with self._lock:
-            reads, writes = self._done[_CallKind.READ], self._done[_CallKind.WRITE]
+            reads, writes = self._done[DiskCallKind.READ], self._done[DiskCallKind.WRITE]
             return DiskCounts(
                 *(reads.calls, reads.bytes, reads.seconds),
                 *(writes.calls, writes.bytes, writes.seconds),
@@ -275,25 +232,25 @@ class DiskLanes:
 
     # ---- under the lock
 
-    def _ask(self, call: _Call, queue: deque[_Call]) -> None:
+    def _ask(self, call: DiskCall, queue: deque[DiskCall]) -> None:
         with self._lock:
             self._bytes_in_flight += call.size_bytes
             if not self._takes(call):
                 self._finish(call, DiskVerdict.FAILED, call.asked_s)
             else:
                 queue.append(call)
-                if call.kind is _CallKind.READ:
+                if call.kind is DiskCallKind.READ:
                     self._deadlines.append(call)
                 self._wanted.notify()
                 return
         self._wake()
 
-    def _takes(self, call: _Call) -> bool:
-        return not (self._is_refusing or self._is_off or (call.kind is _CallKind.WRITE and self._is_read_only))
+    def _takes(self, call: DiskCall) -> bool:
+        return not (self._is_refusing or self._is_off or (call.kind is DiskCallKind.WRITE and self._is_read_only))
 
-    def _finish(self, call: _Call, verdict: DiskVerdict, now_s: float, digest: bytes = b"") -> None:
+    def _finish(self, call: DiskCall, verdict: DiskVerdict, now_s: float, digest: bytes = b"") -> None:
         """End a call and report the last result of its ticket."""
-        began, call.state = call.state is _CallState.CALLING, _CallState.DONE
+        began, call.state = call.state is DiskCallState.CALLING, DiskCallState.DONE
         self._calling.pop(call, None)
         self._bytes_in_flight -= call.size_bytes
         if call.ticket is not None:
@@ -303,7 +260,7 @@ class DiskLanes:
         match verdict:
             case DiskVerdict.OK if call.kind in self._done:
                 self._done[call.kind].add(call, now_s)
-                if call.kind is _CallKind.WRITE and self._unsynced_s is None:
+                if call.kind is DiskCallKind.WRITE and self._unsynced_s is None:
                     self._unsynced_s = now_s
             case DiskVerdict.MISS:
                 self._misses += 1
@@ -311,35 +268,37 @@ class DiskLanes:
                 self._failed += 1
             case _:
                 pass
+        if call.kind is DiskCallKind.LOOK:
+            self._is_looking = False
         call.buffer = None
 
-    def _count_late(self, call: _Call, now_s: float) -> None:
+    def _count_late(self, call: DiskCall, now_s: float) -> None:
         """Add the time of a late read to the sums, once."""
         if not call.is_counted:
             call.is_counted = True
             self._late_bytes += call.size_bytes
             self._late_s += now_s - call.began_s
 
-    def _drop(self, queue: deque[_Call]) -> None:
+    def _drop(self, queue: deque[DiskCall]) -> None:
         """Fail all calls of a queue; late reads have left it before."""
         while queue:
             self._finish(queue.popleft(), DiskVerdict.FAILED, self._clock.now_s())
 
     def _forget_done(self) -> None:
-        while self._deadlines and self._deadlines[0].state is _CallState.DONE:
+        while self._deadlines and self._deadlines[0].state is DiskCallState.DONE:
             self._deadlines.popleft()
 
     def _pass_deadlines(self, now_s: float) -> None:
         self._forget_done()
         while self._deadlines and now_s - self._deadlines[0].asked_s >= self.deadline_s:
             call = self._deadlines.popleft()
-            if call.state is not _CallState.DONE:
+            if call.state is not DiskCallState.DONE:
                 call.is_late = True
                 self._late += 1
                 if call.ticket is not None:
                     result = DiskResult(call.ticket, DiskVerdict.LATE, now_s - call.asked_s, call.size_bytes)
                     self._results.append(result)
-                if call.state is _CallState.QUEUED:
+                if call.state is DiskCallState.QUEUED:
                     self._loads.remove(call)  # one of the first: queue and deadlines have the same order
                     self._finish(call, DiskVerdict.RETURNED, now_s)
 
@@ -356,7 +315,13 @@ class DiskLanes:
     def _sync(self) -> None:
         """Queue a sync of what has been written. If it fails, the tier is off."""
         self._unsynced_s = None
-        self._stores.append(_Call(_CallKind.SYNC, None, 0, b"", None, self._clock.now_s()))
+        self._stores.append(DiskCall(DiskCallKind.SYNC, None, 0, b"", None, self._clock.now_s()))
+        self._wanted.notify()
+
+    def _look(self, now_s: float) -> None:
+        """Queue a look at the files: a folder that was deleted is noticed without a write, too."""
+        self._is_looking, self._looked_s = True, now_s
+        self._stores.append(DiskCall(DiskCallKind.LOOK, None, 0, b"", None, now_s))
         self._wanted.notify()
 
     def _switch_off(self, reason: str) -> None:
@@ -366,18 +331,20 @@ class DiskLanes:
             self._drop(self._loads)
             self._drop(self._stores)
 
-    def _note_error(self, call: _Call, error: OSError, now_s: float) -> None:
+    def _note_error(self, call: DiskCall, error: OSError, now_s: float) -> None:
         code = errno.errorcode.get(error.errno or 0, "error")
         log.warning("kv disk error call=%s slot=%d error=%s", call.kind.name.lower(), call.slot, code)
-        if call.kind is _CallKind.SYNC:
+        if call.kind is DiskCallKind.SYNC:
             self._switch_off(f"sync failed with {code} ({error.strerror}): earlier writes may be lost")
-        elif call.kind is _CallKind.WRITE and error.errno in _FULL:
+        elif call.kind is DiskCallKind.LOOK:
+            self._switch_off(f"its files are lost: {code} ({error.strerror})")
+        elif call.kind is DiskCallKind.WRITE and error.errno in _FULL:
             if not self._is_read_only:
                 self._is_read_only = True
                 log.warning("kv disk tier is read-only from now on error=%s", code)
-                kept = [queued for queued in self._stores if queued.kind is not _CallKind.WRITE]
+                kept = [queued for queued in self._stores if queued.kind is not DiskCallKind.WRITE]
                 for queued in self._stores:
-                    if queued.kind is _CallKind.WRITE:
+                    if queued.kind is DiskCallKind.WRITE:
                         self._finish(queued, DiskVerdict.FAILED, now_s)
                 self._stores.clear()
                 self._stores.extend(kept)
@@ -388,7 +355,7 @@ class DiskLanes:
 
     # ---- the threads
 
-    def _work(self, *queues: deque[_Call]) -> None:
+    def _work(self, *queues: deque[DiskCall]) -> None:
         if queues[0] is self._stores:
             lower_priority()  # no request waits for a write: it must not take a core from threads that compute
         with self._lock:
@@ -416,33 +383,36 @@ class DiskLanes:
                 with self._lock:
                     call = self._take(queues)
 
-    def _take(self, queues: tuple[deque[_Call], ...]) -> _Call | None:
+    def _take(self, queues: tuple[deque[DiskCall], ...]) -> DiskCall | None:
         """Wait for the next call and return it; None when the threads are to stop."""
         while (call := self._next(queues)) is None and not self._is_closing:
             self._wanted.wait()
         return call
 
-    def _next(self, queues: tuple[deque[_Call], ...]) -> _Call | None:
+    def _next(self, queues: tuple[deque[DiskCall], ...]) -> DiskCall | None:
         """Return the next call of the first queue that has one, and begin it."""
         for queue in queues:
             if queue:
                 call = queue.popleft()
-                call.state = _CallState.CALLING
+                call.state = DiskCallState.CALLING
                 call.began_s = self._clock.now_s()
                 self._calling[call] = queues[0] is self._loads
                 return call
         return None
 
-    def _carry_out(self, call: _Call) -> tuple[DiskVerdict, bytes]:
+    def _carry_out(self, call: DiskCall) -> tuple[DiskVerdict, bytes]:
         """Make a call to the volume. Errors: OSError, and anything that a faulty volume raises."""
         volume, buffer = self._volume, call.buffer
         match call.kind:
-            case _CallKind.READ if buffer is not None:
+            case DiskCallKind.READ if buffer is not None:
                 return (DiskVerdict.OK if volume.read(call.slot, call.key, buffer) else DiskVerdict.MISS), b""
-            case _CallKind.WRITE if buffer is not None:
+            case DiskCallKind.WRITE if buffer is not None:
                 return DiskVerdict.OK, volume.write(call.slot, call.key, buffer)
-            case _CallKind.SYNC:
+            case DiskCallKind.SYNC:
                 volume.sync()
+                return DiskVerdict.OK, b""
+            case DiskCallKind.LOOK:
+                volume.check_files()
                 return DiskVerdict.OK, b""
             case _:
                 raise InvariantError("disk.no_buffer", ticket=call.ticket)

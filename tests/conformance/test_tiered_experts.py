@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -268,6 +269,76 @@ def test_a_disk_that_fills_while_experts_are_written_is_passed_over(tmp_path: Pa
     room[0] = 3
     model = build_beside_ssd(replace(settings, kv_disk_optional=True), 1 << 20, build, calls)
     assert model.lacks_expert_tier and tiers[-1] is None
+
+
+class HangingDisk:
+    """A disk of which the n-th call of a kind never returns, until the test ends."""
+
+    def __init__(self, kind: str, nth: int) -> None:
+        self.end = threading.Event()
+        self._left = {"pwritev": -1, "preadv": -1} | {kind: nth}
+
+    @property
+    def calls(self) -> FileCalls:
+        return FileCalls(preadv=self._preadv, pwritev=self._pwritev)
+
+    def _preadv(self, fd: int, parts: Sequence[memoryview], at: int) -> int:
+        self._pass("preadv")
+        return os.preadv(fd, parts, at)
+
+    def _pwritev(self, fd: int, parts: Sequence[memoryview], at: int) -> int:
+        self._pass("pwritev")
+        return os.pwritev(fd, parts, at)
+
+    def _pass(self, kind: str) -> None:
+        self._left[kind] -= 1
+        if self._left[kind] == 0:
+            assert self.end.wait(60)
+
+
+@pytest.mark.parametrize(("kind", "nth"), [("preadv", 1), ("pwritev", 1), ("pwritev", 3), ("preadv", 2), ("preadv", 5)])
+def test_a_disk_that_hangs_while_experts_are_written_is_passed_over(kind: str, nth: int, tmp_path: Path) -> None:
+    """In the first folder some call of the start hangs: while the file is made, written, or read back."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    disk = HangingDisk(kind, nth)
+    tiers: list[ExpertTier | None] = []
+
+    def build(tier: ExpertTier | None) -> Decoder:
+        tiers.append(tier)
+        assert tier is not None
+        for _ in range(5):
+            tier.write([torch.zeros(100)])
+        return cast(Decoder, SimpleNamespace(lacks_expert_tier=False))
+
+    settings = EngineSettings(
+        model="unused", kv_disk_paths=(str(first),), cache_folder=str(second), kv_disk_optional=True
+    )
+    model = build_beside_ssd(settings, 1 << 20, build, disk.calls, limit_s=0.5)
+    assert not model.lacks_expert_tier
+    assert len(tiers) == (1 if (kind, nth) == ("preadv", 1) else 2)  # the first call is the one of the opening
+    disk.end.set()
+    used = tiers[-1]
+    assert used is not None
+    used.close()
+
+
+def test_at_a_restart_every_expert_is_read_back(tmp_path: Path) -> None:
+    """A disk with one bad place would end one engine after the other: each writes the experts there again."""
+
+    def preadv(fd: int, parts: Sequence[memoryview], at: int) -> int:
+        if at == 3 * 4096:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.preadv(fd, parts, at)
+
+    def build(tier: ExpertTier | None) -> Decoder:
+        for _ in range(5 if tier is not None else 0):
+            assert tier is not None
+            tier.write([torch.zeros(100)])
+        return cast(Decoder, SimpleNamespace())
+
+    settings = EngineSettings(model="unused", kv_disk_paths=(str(tmp_path),), cache_folder=None, kv_disk_optional=True)
+    model = build_beside_ssd(settings, 1 << 20, build, FileCalls(preadv=preadv))
+    assert model.lacks_expert_tier
 
 
 def test_a_disk_that_takes_experts_and_returns_none_is_passed_over(tmp_path: Path) -> None:

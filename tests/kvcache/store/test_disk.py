@@ -47,6 +47,8 @@ class MemoryVolume:
         self.error: BaseException | None = None
         self.order: list[str] = []
         self.pause_s = 0.0
+        self.num_looks = 0
+        self.lost: OSError | None = None  # raised by a look at the files
 
     def write(self, slot: int, key: bytes, payload: memoryview) -> bytes:
         self._pass("w", self.is_writable)
@@ -59,6 +61,11 @@ class MemoryVolume:
         if known == key:
             into[:] = block
         return known == key
+
+    def check_files(self) -> None:
+        self.num_looks += 1
+        if self.lost is not None:
+            raise self.lost
 
     def sync(self) -> None:
         self._pass("s", self.is_writable)
@@ -415,6 +422,44 @@ def test_a_sync_that_fails_drops_the_volume(
     clock.advance(60.0)
     assert lanes.poll() == []
     assert volume.order == ["w", "w", "s"], "it is never tried again"
+
+
+def test_files_that_are_lost_are_noticed_without_any_work(
+    volume: MemoryVolume, clock: ManualClock, open_lanes: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    lanes = open_lanes()
+    for second in range(1, 9):
+        clock.advance(1.0)
+        assert lanes.poll() == []
+        ends_s = time.monotonic() + 10
+        while volume.num_looks < second // 2 and time.monotonic() < ends_s:
+            time.sleep(0.001)
+        assert volume.num_looks == second // 2, "one look every two seconds"
+    assert not lanes.is_off and not volume.order
+    volume.lost = OSError(errno.ENOENT, "deleted")
+    clock.advance(2.0)
+    lanes.poll()
+    ends_s = time.monotonic() + 10
+    while not lanes.is_off and time.monotonic() < ends_s:
+        time.sleep(0.001)
+    assert "its files are lost: ENOENT (deleted)" in caplog.text
+    lanes.read(7, 0, key_of(0), room())
+    assert verdicts(collect(lanes, 1)) == [(7, FAILED)]
+
+
+def test_looks_do_not_pile_up_behind_writes_that_hang(
+    volume: MemoryVolume, clock: ManualClock, open_lanes: Open
+) -> None:
+    lanes = open_lanes(load_threads=0, store_threads=1)
+    volume.is_writable.clear()
+    lanes.write(0, 0, key_of(0), block_of(0))
+    entered(volume, 1)
+    for _ in range(10):
+        clock.advance(3.0)
+        lanes.poll()
+    volume.is_writable.set()
+    assert verdicts(collect(lanes, 1)) == [(0, OK)]
+    assert volume.num_looks <= 2, "one that waited, and one after it"
 
 
 def test_closing_syncs_the_last_writes(volume: MemoryVolume, clock: ManualClock) -> None:
