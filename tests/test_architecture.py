@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -363,6 +364,30 @@ def test_every_exception_is_caught_in_the_known_places_only() -> None:
     assert {path: count for path, count in found.items() if count > CATCH_ALL.get(path, 0)} == {}
 
 
+def _silent_handlers(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines of handlers that end the work with a peer for what it sent, and do not say what that was."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is not None and "WireError" in ast.unparse(node.type):
+            parts = [part for line in node.body for part in ast.walk(line)]
+            is_told = any(isinstance(part, ast.Name) and part.id == node.name for part in parts)
+            if not is_told and not any(isinstance(part, ast.Raise | ast.Return) and _value(part) for part in parts):
+                yield node.lineno
+
+
+def _value(statement: ast.AST) -> ast.expr | None:
+    return statement.value if isinstance(statement, ast.Return) else cast(ast.Raise, statement).exc
+
+
+def test_no_frame_of_a_peer_is_refused_in_silence() -> None:
+    assert not [f"{path}:{line}" for path in FILES for line in _silent_handlers(_tree(path))]
+
+
+@pytest.mark.parametrize(("body", "is_silent"), [("close()", True), ("return", True), ("log(error)", False)])
+def test_a_silent_refusal_is_found(body: str, is_silent: bool) -> None:
+    tree = ast.parse(f"def f():\n try: read()\n except (OSError, WireError) as error:\n  {body}")
+    assert bool(list(_silent_handlers(tree))) == is_silent
+
+
 # Main modules of a daemon: everything that they import may run while it serves.
 DAEMONS = {
     "tiercel.cli.serve",
@@ -441,6 +466,33 @@ def test_no_write_for_people_decides_about_serving() -> None:
 )
 def test_a_write_for_people_is_found(line: str) -> None:
     assert list(_unguarded_writes(ast.parse(line)))
+
+
+def _lenient_listings(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that list a folder in a way that takes an unreadable one for an empty one."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr="glob" | "rglob" | "iglob"):
+                yield node.lineno
+            case ast.ImportFrom(module="glob"):
+                yield node.lineno
+            case ast.Attribute(attr="walk" | "fwalk", value=value) if ast.unparse(value) != "ast":
+                yield node.lineno
+            case _:
+                pass
+
+
+def test_an_unreadable_folder_is_never_an_empty_one() -> None:
+    """What is not found is removed, served without, or made again: a folder that cannot be read is an error instead."""
+    files = _reachable(DAEMONS)
+    assert not [f"{path}:{line}" for path in sorted(files) for line in _lenient_listings(_tree(path))]
+
+
+@pytest.mark.parametrize(
+    "line", ["folder.glob('*')", "Path('a').rglob('*')", "glob.iglob('*')", "from glob import glob", "os.walk('a')"]
+)
+def test_a_lenient_listing_is_found(line: str) -> None:
+    assert list(_lenient_listings(ast.parse(line)))
 
 
 def test_classes_are_named_by_what_they_are() -> None:

@@ -1,6 +1,7 @@
 """The reasons for which a file or a folder cannot be read, in the words of the system."""
 
 import errno
+import fnmatch
 import os
 import stat
 from pathlib import Path
@@ -21,6 +22,14 @@ def is_there(path: Path) -> bool:
     except OSError as exc:
         raise ConfigError("file.unreadable", f"{path}: {exc.strerror}") from exc
     return True
+
+
+def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the paths in a folder whose names match a pattern, in order; names that begin with a dot, too.
+
+    Errors: OSError if the folder is missing or cannot be listed. `Path.glob` would call such a folder empty.
+    """
+    return [folder / name for name in sorted(os.listdir(folder)) if fnmatch.fnmatchcase(name, pattern)]
 
 
 def file_fault(path: str | Path) -> str | None:

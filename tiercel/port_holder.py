@@ -1,6 +1,7 @@
 """The process that listens on a port of this machine, as far as /proc tells, and the ways out of a port in use."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,12 +38,19 @@ def ways_out(port: int, flag: str, proc: Path = Path("/proc")) -> str:
 def find_holder(port: int, proc: Path = Path("/proc")) -> PortHolder | None:
     """Return a process that listens on a TCP port; None if there is none, or it belongs to somebody else."""
     sockets = {f"socket:[{inode}]" for inode in _listening(port, proc)}
-    for folder in proc.glob("[0-9]*") if sockets else ():
+    for folder in _processes(proc) if sockets else ():
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if any(_is_any(link, sockets) for link in (folder / "fd").iterdir()):
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
                 return PortHolder(int(folder.name), words.decode(errors="replace").strip())
     return None
+
+
+def _processes(proc: Path) -> list[Path]:
+    try:
+        return [proc / name for name in os.listdir(proc) if name.isdigit()]
+    except OSError:  # then the way out names no process
+        return []
 
 
 def _is_any(link: Path, sockets: set[str]) -> bool:

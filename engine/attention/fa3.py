@@ -17,11 +17,12 @@ from tiercel.engine.attention.cache_rows import write_rows
 from tiercel.engine.forward.kv_cache import is_quantized
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.errors import ConfigError
+from tiercel.file_fault import is_there, list_folder
 
 PACKAGE = "flash_attn_interface"  # of the wheel flash_attn_3; importing it registers the operator
 _EXTENSION = "flash_attn_3._C"  # the extension itself, in wheels that have it as a package
 _VLLM = "vllm"
-_VLLM_LIBRARY = "vllm_flash_attn/_vllm_fa3_C*.so"  # inside vLLM's package
+_VLLM_FOLDER, _VLLM_LIBRARY = "vllm_flash_attn", "_vllm_fa3_C*.so"  # inside vLLM's package
 
 _GIVEN = (
     *("q", "k", "v", "cu_seqlens_q", "seqused_k", "max_seqlen_q", "page_table", "softmax_scale", "is_causal"),
@@ -103,8 +104,9 @@ def _load_library(path: Path) -> Forward:
 
 def _vllm_library() -> Path | None:
     spec = find_spec(_VLLM)
-    folders = () if spec is None else spec.submodule_search_locations or ()
-    return next((path for folder in folders for path in sorted(Path(folder).glob(_VLLM_LIBRARY))), None)
+    packages = () if spec is None else spec.submodule_search_locations or ()
+    folders = [Path(package) / _VLLM_FOLDER for package in packages]
+    return next((path for folder in folders if is_there(folder) for path in list_folder(folder, _VLLM_LIBRARY)), None)
 
 
 def with_neutral(operator: Forward) -> Forward:

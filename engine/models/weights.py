@@ -17,7 +17,7 @@ from tiercel.engine.models.quantization import WrongTensorError, roles_of
 from tiercel.engine.models.quantized_parts import QuantizedTarget
 from tiercel.engine.native.linear import return_freed_memory
 from tiercel.errors import ConfigError
-from tiercel.file_fault import check_file, is_there
+from tiercel.file_fault import check_file, is_there, list_folder
 from tiercel.modelfile.errors import ModelFileError
 from tiercel.modelfile.folder import LINKED_NAME, SUFFIX, check_unfolded
 
@@ -54,7 +54,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         with _translated(folder / LINKED_NAME):
             check_unfolded(folder)
         return Checkpoint(folder, ((folder / LINKED_NAME, None),))
-    for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+    for path in list_folder(folder) if is_there(folder) else ():
         if path.suffix in _FOREIGN:
             raise ConfigError("weights.format", f"{path}: only safetensors weights are read; convert this file first")
     raise ConfigError("weights.none", f"{folder}: neither {_SINGLE} nor {_INDEX} exists")
@@ -82,7 +82,7 @@ def _read_index(folder: Path) -> tuple[tuple[Path, frozenset[str]], ...]:
     for file in sorted(names_by_file):
         if not is_there(folder / file):
             raise ConfigError("weights.no_shard", f"{folder / file}: the index names this file, but it is missing")
-    for extra in sorted(folder.glob("model-*-of-*.safetensors")):
+    for extra in list_folder(folder, "model-*-of-*.safetensors"):
         if extra.name not in names_by_file:
             raise ConfigError("weights.extra_shard", f"{extra}: a shard that {_INDEX} does not name")
     return tuple((folder / file, frozenset(names)) for file, names in sorted(names_by_file.items()))

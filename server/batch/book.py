@@ -11,6 +11,7 @@ import structlog
 from msgspec.structs import replace
 
 from tiercel.errors import AdmissionError
+from tiercel.file_fault import list_folder
 from tiercel.ids import TenantId
 from tiercel.server.batch.durable import CreationClock, make_folder, read_document, sync_folder, write_document
 from tiercel.server.batch.records import MESSAGES_ENDPOINT, UNFINISHED, BatchRecord, BatchStatus
@@ -19,6 +20,7 @@ from tiercel.server.batch.spool import OnDisk
 COMPLETION_WINDOW_S = 24 * 3600
 MAX_UNFINISHED = 100  # batches of a tenant
 _KEPT_S = 30 * 24 * 3600  # after the end of a batch
+_LEFT = ("*batch_*.out", "*batch_*.err", ".*")  # names that a finished batch has no more
 _BATCH_ID = re.compile(r"(msg)?batch_[0-9a-f]{32}")
 
 
@@ -42,7 +44,7 @@ class BatchBook:
         """Read the records; remove what belongs to no unfinished batch. Errors: OSError."""
         make_folder(self._folder)
         records: list[BatchRecord] = []
-        for path in sorted(self._folder.glob("*batch_*.json")):
+        for path in list_folder(self._folder, "*batch_*.json"):
             record = read_document(path, BatchRecord)
             if record is None or record.id != path.stem:
                 self._log.warning("batch_damaged", batch_id=path.stem)
@@ -51,7 +53,7 @@ class BatchBook:
             records.append(record)
             self._creations.note(record.created_s)
         self._record_by_id = {record.id: record for record in sorted(records, key=lambda record: record.created_s)}
-        for path in (*self._folder.glob("*batch_*.out"), *self._folder.glob("*batch_*.err"), *self._folder.glob(".*")):
+        for path in (path for pattern in _LEFT for path in list_folder(self._folder, pattern)):
             record = self._record_by_id.get(path.stem)
             if record is None or record.is_over:
                 path.unlink()

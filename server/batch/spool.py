@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from tiercel.errors import AdmissionError
+from tiercel.file_fault import list_folder
 from tiercel.ids import TenantId
 from tiercel.server.batch.durable import (
     NO_ROOM,
@@ -62,10 +63,10 @@ class FileSpool:
         """Read the records, and remove what a crash has left: uploads, and data without a record. Errors: OSError."""
         for folder in (self._files, self._partial):
             make_folder(folder)
-        for path in self._partial.iterdir():
+        for path in list_folder(self._partial):
             path.unlink()
         records: list[FileRecord] = []
-        for path in sorted(self._files.glob("file-*.json")):
+        for path in list_folder(self._files, "file-*.json"):
             record = read_document(path, FileRecord)
             data = path.with_suffix(".data")
             if record is None or record.id != path.stem or not data.is_file() or data.stat().st_size != record.bytes:
@@ -74,7 +75,7 @@ class FileSpool:
                 continue
             records.append(record)
         self._record_by_id = {record.id: record for record in sorted(records, key=lambda record: record.created_s)}
-        for path in (*self._files.glob("file-*.data"), *self._files.glob(".*")):
+        for path in (*list_folder(self._files, "file-*.data"), *list_folder(self._files, ".*")):
             if path.stem not in self._record_by_id or path.name.startswith("."):
                 path.unlink()
         for record in records:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
-from tiercel.file_fault import is_there
+from tiercel.file_fault import is_there, list_folder
 from tiercel.server.text.vocabulary import Vocabulary
 
 _TEMPLATES = ("default", "tool_use")  # of named templates; those of other names are for other uses
@@ -203,8 +203,9 @@ def _read_templates(folder: Path, config: dict[str, object], override: str | Non
         except OSError as exc:
             reason = f"cannot read the chat template {override}: {exc.strerror or exc}"
             raise ConfigError("chat_template.unreadable", reason) from exc
-    paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    paths |= {path.stem.removeprefix("chat_template_"): path for path in folder.glob("chat_template_*.jinja")}
+    additional = folder / "additional_chat_templates"
+    paths = {path.stem: path for path in (list_folder(additional, "*.jinja") if is_there(additional) else ())}
+    paths |= {path.stem.removeprefix("chat_template_"): path for path in list_folder(folder, "chat_template_*.jinja")}
     if is_there(beside := folder / "chat_template.jinja"):
         paths["default"] = beside
     named = _templates_of(config.get("chat_template"))

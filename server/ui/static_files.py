@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tiercel.file_fault import list_folder
+
 _FOLDER = Path(__file__).with_name("static")
 _TYPE_BY_ENDING = {
     ".html": "text/html; charset=utf-8",
@@ -24,12 +26,14 @@ class StaticFile:
 
 
 def read_static_files(folder: Path = _FOLDER) -> Mapping[str, StaticFile]:
-    """Return every file that may be requested, by its path below `folder`."""
-    return {
-        path.relative_to(folder).as_posix(): _read(path)
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in _TYPE_BY_ENDING
-    }
+    """Return every file that may be requested, by its path below `folder`. Errors: OSError."""
+    found: dict[str, StaticFile] = {}
+    for path in list_folder(folder):
+        if path.is_dir():
+            found |= {f"{path.name}/{name}": file for name, file in read_static_files(path).items()}
+        elif path.suffix in _TYPE_BY_ENDING:
+            found[path.name] = _read(path)
+    return found
 
 
 def _read(path: Path) -> StaticFile:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.server.batch.folder import ACME, LIMITS, OTHER, Folder, opened
+from tests.unreadable import hide
 from tiercel.errors import AdmissionError
 from tiercel.server.batch.quota import SpaceLimits
 
@@ -48,6 +49,25 @@ def test_files_survive_a_restart_and_belong_to_their_tenant(tmp_path: Path) -> N
     run(tmp_path, add)
     run(tmp_path, look)
     assert len(names(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("name", ["files", "partial", "batches"])
+def test_a_folder_that_may_not_be_read_is_not_an_empty_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def add(folder: Folder) -> None:
+        await folder.add_file(b"one")
+
+    async def look(folder: Folder) -> None:
+        raise AssertionError(f"opened without {len(folder.spool.of(ACME))} files")
+
+    run(tmp_path, add)
+    before = names(tmp_path)
+    with monkeypatch.context() as patched:
+        hide(patched, tmp_path / name)
+        with pytest.raises(PermissionError):
+            run(tmp_path, look)
+    assert names(tmp_path) == before
 
 
 def test_only_the_owner_of_the_process_can_read_the_folder(tmp_path: Path) -> None:
