@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tiercel.errors import AdmissionError
 from tiercel.server.api.chat_call import ChatCall
 from tiercel.server.api.params import ModelLimits, SamplingPlan, check_length
-from tiercel.server.api.prompt import may_fit
+from tiercel.server.api.prompt import check_text_length, may_fit
 from tiercel.server.api.response_input import ResponseInput
 from tiercel.server.api.schemas.chat import ChatFields, MessageFields
 from tiercel.server.api.schemas.structured import SchemaPaths
@@ -126,10 +126,14 @@ class ResponseCall:
             return [self.chat.begin(prompt)]
 
     async def _whole(self, limits: ModelLimits) -> ChatPrompt:
-        return await self.chat.context.in_worker(lambda: self.chat.render(self._messages(), limits))
+        return await self.chat.context.in_worker(lambda: self.chat.render(self._messages(limits), limits))
 
-    def _messages(self) -> list[MessageFields]:
-        messages = self.input.messages()
+    def _messages(self, limits: ModelLimits) -> list[MessageFields]:
+        """Return the messages. A conversation that cannot fit is not decoded, nor are turns that may be left out."""
+        codec = self.chat.context.codec
+        if not self.truncates:
+            check_text_length(self.input.least_letters, codec, limits)
+        messages = self.input.messages(lambda letters: may_fit(letters, codec, limits))
         if self.is_stored:
             self.input.encode()
         return messages
@@ -157,7 +161,7 @@ class ResponseCall:
 
     def _possible(self, limits: ModelLimits) -> MessageTurns:
         """Return the messages without the oldest turns that cannot fit, as their number of characters shows."""
-        turns = MessageTurns(self._messages())
+        turns = MessageTurns(self._messages(limits))
         letters = turns.letters()
         dropped = 0
         while dropped < turns.num_turns - 1 and not may_fit(letters, self.chat.context.codec, limits):

@@ -1,7 +1,8 @@
 """The conversation that a request of the responses API stands for: counted when the request is read, decoded later."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field
@@ -74,9 +75,22 @@ class ResponseInput:
         """Make `messages` end with the item that it is reading: nobody waits for it any more."""
         self._is_abandoned = True
 
-    def messages(self) -> list[MessageFields]:
-        """Return the messages of the conversation. For workers. Errors: AdmissionError (400); ClientGoneError."""
-        messages = chat_messages(self._decoded(), self._instructions, len(self._stored_before))
+    @property
+    def least_letters(self) -> int:
+        """The characters of the stored items' texts, or fewer. Cost: an addition for each item."""
+        return sum(map(_num_letters, self._stored_before)) + sum(map(_num_letters, self._items))
+
+    def messages(self, may_fit: "Callable[[int], bool]" = lambda _letters: True) -> list[MessageFields]:
+        """Return the messages of the conversation. For workers. Errors: AdmissionError (400); ClientGoneError.
+
+        `may_fit` tells whether so many characters may fit into the context. Where the oldest turns may be left out,
+        those that cannot fit are neither decoded nor returned.
+        """
+        entries, num_before = [*self._stored_before, *self._items], len(self._stored_before)
+        if self._truncates:
+            entries, num_dropped = _possible(entries, may_fit)
+            num_before = max(0, num_before - num_dropped)
+        messages = chat_messages(self._decoded(entries), self._instructions, num_before)
         if self._truncates and len(messages) > MAX_MESSAGES:
             messages = _without_oldest(messages, MAX_MESSAGES)
         places = [str(message.pop("place")) for message in messages]
@@ -94,8 +108,7 @@ class ResponseInput:
         assert self._own_encoded is not None
         return self._own_encoded
 
-    def _decoded(self) -> Iterator[Item]:
-        entries: list[Item | StoredItem] = [*self._stored_before, *self._items]
+    def _decoded(self, entries: Sequence[Item | StoredItem]) -> Iterator[Item]:
         uses = Counter(entry for entry in entries if isinstance(entry, StoredItem))
         known: dict[StoredItem, Item] = {}  # those that come again
         for entry in entries:
@@ -169,6 +182,29 @@ def _opening(parent: StoredTurn) -> list[StoredItem]:
                 return opening
             opening.append(item)
     return opening
+
+
+def _possible(entries: list[Item | StoredItem], may_fit: Callable[[int], bool]) -> tuple[list[Item | StoredItem], int]:
+    """Return the items without the oldest turns that cannot fit, and how many items that leaves out.
+
+    Items before the first turn, the last turn, and what the request itself has sent stay.
+    """
+    starts = [index for index, entry in enumerate(entries) if _opens_turn(entry)]
+    letters = sum(map(_num_letters, entries))
+    keeps_from = starts[0] if starts else 0
+    for begin, end in pairwise(starts):
+        turn = entries[begin:end]
+        if may_fit(letters) or not all(isinstance(entry, StoredItem) for entry in turn):
+            break
+        letters -= sum(map(_num_letters, turn))
+        keeps_from = end
+    if not starts or keeps_from == starts[0]:
+        return entries, 0
+    return [*entries[: starts[0]], *entries[keeps_from:]], keeps_from - starts[0]
+
+
+def _num_letters(item: Item | StoredItem) -> int:
+    return item.num_letters if isinstance(item, StoredItem) else 0
 
 
 def _backwards(parent: StoredTurn) -> Iterator[StoredItem]:

@@ -41,15 +41,19 @@ class StoredPart:
 
 
 class StoredItem(StoredPart):
-    """One item as JSON. `opens_turn`: it is a message of the user, with which a turn of the conversation begins."""
+    """One item as JSON. `opens_turn`: it is a message of the user, with which a turn of the conversation begins.
 
-    __slots__ = ("decoded_bytes", "encoded", "id", "opens_turn")
+    `num_letters`: the characters of its texts, or fewer; it tells without decoding that an item is too long.
+    """
 
-    def __init__(self, id: str, encoded: bytes, *, opens_turn: bool) -> None:
+    __slots__ = ("decoded_bytes", "encoded", "id", "num_letters", "opens_turn")
+
+    def __init__(self, id: str, encoded: bytes, *, opens_turn: bool, num_letters: int = 0) -> None:
         super().__init__()
         self.id = id
         self.encoded = encoded
         self.opens_turn = opens_turn
+        self.num_letters = num_letters
         letter_bytes = 1 if encoded.isascii() else _MAX_LETTER_BYTES
         self.decoded_bytes = len(encoded) * letter_bytes + encoded.count(b"{") * _OBJECT_BYTES
 
@@ -62,7 +66,16 @@ class StoredItem(StoredPart):
 def encode_item(item: Item) -> StoredItem:
     """Return an item, which has an id, as it is stored."""
     opens_turn = item.get("type") == "message" and item.get("role") == "user"
-    return StoredItem(str(item["id"]), msgspec.json.encode(item), opens_turn=opens_turn)
+    return StoredItem(str(item["id"]), msgspec.json.encode(item), opens_turn=opens_turn, num_letters=_num_letters(item))
+
+
+def _num_letters(item: Item) -> int:
+    """Return the number of characters of an item that certainly are in the messages made of it."""
+    parts = item.get("content") if item["type"] in ("message", "reasoning") else None
+    if not isinstance(parts, list):
+        return 0
+    texts = [cast(Item, part).get("text") for part in cast(list[object], parts) if isinstance(part, dict)]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def decode_item(item: StoredItem) -> Item:

@@ -102,6 +102,46 @@ def test_truncation_reads_the_latest_turns_alone() -> None:
     assert input.expanded_bytes < 40 * KIB
 
 
+def test_turns_that_cannot_fit_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+
+    def decode(item: StoredItem) -> Item:
+        decoded.append(item.id)
+        return decode_item(item)
+
+    monkeypatch.setattr("tiercel.server.api.response_input.decode_item", decode)
+    opening = StoredTurn(None, [_stored("s", "Be short.", "system")])
+    turn = opening
+    for number in range(20):
+        turn = StoredTurn(turn, [_stored(f"q{number}", "x" * 1000)], [_stored(f"a{number}", "y", "assistant")])
+
+    def texts(*items: Item | StoredItem, parent: StoredTurn | None = turn, most: int = 3100) -> list[int]:
+        decoded.clear()
+        messages = _read(parent, *items, truncates=True).messages(lambda letters: letters <= most)
+        return [len(str(message.content)) for message in messages]
+
+    assert texts(_message("m", "now")) == [9, 1000, 1, 1000, 1, 1000, 1, 3]
+    assert decoded == ["s", "q17", "a17", "q18", "a18", "q19", "a19"]
+    assert texts(_message("m", "now"), most=5) == [9, 3], "the last turn stays"
+    assert decoded == ["s"]
+    assert texts(*[_stored("r", "z" * 4000)] * 3, _message("m", "now"), parent=None) == [3]
+    assert texts(_message("m", "w" * 9000), _message("n", "now"), parent=None) == [9000, 3], "what is sent is checked"
+    assert not decoded
+
+
+def test_a_conversation_that_cannot_fit_is_refused_before_it_is_decoded(
+    model_folder: Path, codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(server: Running) -> None:
+        asked = [{"role": "user", "content": text} for text in ("a " * 200_000, "hi")]
+        first = (await server.http.post(PATH, json=body(asked, truncation="auto"))).json()
+        monkeypatch.setattr("tiercel.server.api.response_input.decode_item", None)
+        refused = await server.http.post(PATH, json=body("go on", previous_response_id=first["id"]))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+    with_server(server_settings(model_folder), test, script(codec, "yes"))
+
+
 def test_truncation_keeps_the_turn_that_a_result_belongs_to() -> None:
     call: Item = {"type": "function_call", "id": "c", "call_id": "c1", "name": "f", "arguments": "{}"}
     result: Item = {"type": "function_call_output", "id": "o", "call_id": "c1", "output": "5"}
