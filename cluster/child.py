@@ -2,12 +2,12 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import IO
 
 from tiercel.errors import TiercelError
 from tiercel.standard_streams import output_stream, say
@@ -21,6 +21,10 @@ if os.getppid() != int(sys.argv[1]):
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
+_CHUNK_BYTES = 1 << 16
+_PIPE_BYTES = 1 << 20  # the most that a pipe holds
+_DRAIN_S = 5.0  # to read what a program has written before its end; the log may not take it
+
 
 class BoundChild:
     """A child process. One thread starts it and waits for its end, another one passes its output on."""
@@ -32,6 +36,7 @@ class BoundChild:
         self._changed = threading.Condition()
         self._announced: str | None = None
         self._has_ended = False
+        self._is_drained = threading.Event()  # what the program wrote was read
         self._started = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="child", daemon=True)
@@ -73,25 +78,56 @@ class BoundChild:
             self._thread.join()
 
     def _run(self) -> None:
-        """Run the program until it ends. A descendant that still holds its output does not count."""
+        """Run the program until it ends and what it has written is read: the announcement may be the last of it.
+
+        A descendant that still holds its output does not count.
+        """
+        source, sink = os.pipe()
+        over, tell_over = os.pipe()
         try:
-            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE)  # noqa: S603 - our own program
+            self._process = subprocess.Popen(self._command, stdout=sink)  # noqa: S603 - our own program
+            os.close(sink)
             self._started.set()
-            threading.Thread(target=self._pass_on, args=(self._process.stdout,), name="output", daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(source, over), name="output", daemon=True).start()
             self._process.wait()
+            os.close(tell_over)
+            self._is_drained.wait(_DRAIN_S)
         finally:
             self._started.set()
             with self._changed:
                 self._has_ended = True
                 self._changed.notify_all()
 
-    def _pass_on(self, output: IO[bytes]) -> None:
-        """Write the output to the log of the actor, and look for the announcement."""
-        with output:
-            for raw in output:
-                line = raw.decode(errors="replace")
-                if self._announced is None and (found := self._pattern.search(line)):
-                    with self._changed:
-                        self._announced = found[1]
-                        self._changed.notify_all()
-                say(line.rstrip("\n"), output_stream())
+    def _pass_on(self, source: int, over: int) -> None:
+        """Write the output to the log of the actor, and look for the announcement.
+
+        `over` is readable once the program has ended. What it wrote is in the pipe by then; what follows is of others.
+        """
+        waited, line, left = [source, over], b"", _PIPE_BYTES
+        while True:
+            ready, _, _ = select.select(waited, [], [])
+            if source not in ready or left <= 0:  # the program has ended, and all that it wrote was read
+                self._is_drained.set()
+                waited = [source]
+                left = sys.maxsize
+                continue
+            chunk = os.read(source, _CHUNK_BYTES)
+            left -= len(chunk) if over in ready else 0
+            *lines, line = (line + chunk).split(b"\n")
+            if not chunk or len(line) > _CHUNK_BYTES:
+                lines, line = [*lines, line], b""
+            for raw in lines:
+                self._tell(raw.decode(errors="replace"))
+            if not chunk:
+                break
+        self._is_drained.set()
+        os.close(source)
+        os.close(over)
+
+    def _tell(self, line: str) -> None:
+        if self._announced is None and (found := self._pattern.search(line)):
+            with self._changed:
+                self._announced = found[1]
+                self._changed.notify_all()
+        if line:
+            say(line, output_stream())

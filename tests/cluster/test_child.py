@@ -1,9 +1,11 @@
 """The program beside an actor: it is announced, drained, killed when it does not end, and never outlives its parent."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -69,6 +71,37 @@ def test_a_dead_child_is_dead_although_a_descendant_holds_its_output() -> None:
     while found.is_alive:
         assert time.monotonic() < end_s
         time.sleep(0.01)
+
+
+def test_the_last_words_of_a_program_are_read_before_it_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads the output is late; a descendant holds the output, so that its end never comes."""
+    is_late = threading.Event()
+    real = select.select
+
+    def late(*sources: object) -> object:
+        assert is_late.wait(20)
+        return real(*sources)  # pyright: ignore
+
+    monkeypatch.setattr(select, "select", late)
+    found = child("if os.fork(): os._exit(1)")
+    pid = found.pid
+    assert pid is not None
+    while os.path.exists(f"/proc/{pid}"):  # until its end was waited for
+        time.sleep(0.01)
+    is_late.set()
+    assert found.wait_announced(20) == "port 7"
+
+
+def test_a_descendant_that_never_stops_writing_keeps_no_program_alive(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    found = child(f"if os.fork(): os._exit(1)\nwhile not os.path.exists({str(stop)!r}): os.write(1, b'x' * 65536)")
+    end_s = time.monotonic() + 20
+    try:
+        while found.is_alive:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+    finally:
+        stop.touch()
 
 
 def test_output_that_is_no_text_harms_nothing() -> None:
