@@ -1,6 +1,7 @@
 """Answers of /v1/chat/completions, whole and as stream chunks.
 
-Whole answers carry every field, null where there is nothing. Chunks leave out what does not apply (UNSET).
+A field that has nothing is null or left out (UNSET), as the types of OpenAI's clients have it. vLLM's own fields are
+null in whole answers and left out of chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,7 +90,7 @@ class ChatReply(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatReplyChoice]
     service_tier: str | None = None
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
     usage: UsageBody
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
@@ -220,7 +221,7 @@ class ChatShape(DataEvents):
             model=head.model,
             choices=[self._whole_choice(whole) for whole in choices],
             service_tier=head.service_tier,
-            system_fingerprint=head.system_fingerprint,
+            system_fingerprint=head.system_fingerprint or UNSET,
             usage=usage,
             prompt_logprobs=hole(PromptLogprobs) if head.with_prompt_logprobs else None,
             prompt_token_ids=list(self._prompts[0].tokens) if head.with_tokens else None,

@@ -1,6 +1,7 @@
 """Answers of /v1/completions, whole and as stream chunks.
 
-Whole answers carry every field, null where there is nothing. Chunks leave out what does not apply (UNSET).
+A field that has nothing is null or left out (UNSET), as the types of OpenAI's clients have it. vLLM's own fields are
+null in whole answers and left out of chunks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,7 +55,7 @@ class TextReply(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[TextReplyChoice]
     service_tier: str | None = None
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
     usage: UsageBody
     kv_transfer_params: None = None
 
@@ -140,7 +141,7 @@ class TextShape(DataEvents):
             model=head.model,
             choices=[self._choice(whole) for whole in choices],
             service_tier=head.service_tier,
-            system_fingerprint=head.system_fingerprint,
+            system_fingerprint=head.system_fingerprint or UNSET,
             usage=usage,
         )
 

@@ -140,7 +140,7 @@ class TokenCount(Struct, frozen=True):
 
 def message_usage(usage: UsageBody) -> MessageUsage:
     """Return the token counts as this API has them: cached tokens are counted apart."""
-    cached = 0 if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
+    cached = usage.cached_tokens
     return MessageUsage(
         input_tokens=usage.prompt_tokens - cached,
         cache_read_input_tokens=cached,

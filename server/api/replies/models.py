@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
@@ -32,8 +32,8 @@ class MessageModel(Struct, frozen=True, kw_only=True, tag_field="type", tag="mod
     display_name: str
     created_at: str  # RFC 3339: the start of the server
     lifecycle: Literal["active"] = "active"
-    max_input_tokens: int | UnsetType = UNSET  # left out until the engine has loaded
-    max_tokens: int | UnsetType = UNSET
+    max_input_tokens: int | None  # null until the engine has loaded
+    max_tokens: int | None
 
 
 class MessageModelList(Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from tiercel.server.api.replies.chat import ChatToken
 from tiercel.server.api.replies.usage import UsageBody
@@ -90,7 +90,7 @@ class ResponseUsage(Struct, frozen=True):
 
 def response_usage(usage: UsageBody) -> ResponseUsage:
     """Return token counts in the shape of the responses API."""
-    cached = 0 if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
+    cached = usage.cached_tokens
     return ResponseUsage(
         usage.prompt_tokens,
         InputTokensDetails(cached),
@@ -151,8 +151,8 @@ class ResponseBody(Struct, frozen=True, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled", "auto"]
-    usage: ResponseUsage | None = None
-    user: str | None
+    usage: ResponseUsage | UnsetType = UNSET  # counted at the end
+    user: str | UnsetType = UNSET
 
 
 class DeletedResponse(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The token counts of an answer."""
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from tiercel.server.engine.generation import TokenUsage
 
@@ -17,11 +17,16 @@ class UsageBody(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # left out unless the server counts them
+
+    @property
+    def cached_tokens(self) -> int:
+        """The prompt tokens that were cached; 0 if they are not counted."""
+        return 0 if isinstance(self.prompt_tokens_details, UnsetType) else self.prompt_tokens_details.cached_tokens
 
 
 def usage_body(usage: TokenUsage, *, with_details: bool) -> UsageBody:
     """Return the token counts as clients get them."""
-    details = PromptTokensDetails(usage.cached_tokens) if with_details else None
+    details = PromptTokensDetails(usage.cached_tokens) if with_details else UNSET
     total = usage.prompt_tokens + usage.completion_tokens
     return UsageBody(usage.prompt_tokens, usage.completion_tokens, total, details)

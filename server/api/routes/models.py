@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -48,7 +47,7 @@ class ModelRoutes:
 
     def _message_model(self, name: str) -> MessageModel:
         ready, created = self._context.client.status.ready, datetime.fromtimestamp(self._context.started_at, UTC)
-        length = UNSET if ready is None else ready.max_model_len
+        length = None if ready is None else ready.max_model_len
         return MessageModel(
             id=name,
             display_name=name,

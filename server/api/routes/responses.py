@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -300,11 +301,11 @@ class ResponseRoutes:
             temperature=defaults.temperature if chat.temperature is None else chat.temperature,
             text=_text_body(fields),
             tool_choice=fields.tool_choice or "auto",
-            tools=[{"parameters": None, "strict": None, **tool} for tool in fields.tools or []],
+            tools=[{"parameters": None, "strict": None, **_given(tool)} for tool in fields.tools or []],
             top_logprobs=fields.top_logprobs or 0,
             top_p=defaults.top_p if chat.top_p is None else chat.top_p,
             truncation=fields.truncation or "disabled",
-            user=fields.user,
+            user=UNSET if fields.user is None else fields.user,
         )
 
     async def _counted(self, body: dict[str, object], tenant: str, holding: BodyHolding) -> Response:
@@ -338,7 +339,12 @@ def _text_body(fields: ResponseFields) -> dict[str, object]:
     text = fields.text
     form = None if text is None else text.format
     verbosity = None if text is None else text.verbosity
-    return {"format": form or {"type": "text"}, **({} if verbosity is None else {"verbosity": verbosity})}
+    return {"format": _given(form or {"type": "text"}), **({} if verbosity is None else {"verbosity": verbosity})}
+
+
+def _given(fields: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields that are not null, which is what most of them cannot be in an answer."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _ignored(_body: ResponseBody) -> None:

@@ -394,7 +394,7 @@ def test_keys_in_either_header(model_folder: Path, codec: TextCodec) -> None:
     ("method", "path", "status", "kind"),
     [
         ("GET", MESSAGES, 405, "invalid_request_error"),
-        ("GET", f"{MESSAGES}/batches", 404, "not_found_error"),
+        ("GET", f"{MESSAGES}/drafts", 404, "not_found_error"),
         ("POST", f"{MESSAGES}/none", 404, "not_found_error"),
     ],
 )
