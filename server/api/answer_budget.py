@@ -1,11 +1,10 @@
 """The memory of whole answers with log-probabilities, estimated and limited before they are computed."""
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
 
 from tiercel.errors import AdmissionError
 from tiercel.request import SamplingParams
+from tiercel.server.api.hold import Hold
 from tiercel.server.engine.logprobs import logprobs_bytes
 
 ANSWERS = 4
@@ -46,27 +45,6 @@ def prompt_bytes(params: Sequence[SamplingParams], lengths: Sequence[int], *, in
 def repeated_bytes(texts: Sequence[str], tokens: int, choices: int) -> int:
     """Return the memory of prompts that the answer repeats for each choice: their texts, and so many tokens."""
     return (sum(map(len, texts)) * _MAX_LETTER_BYTES + tokens * _SHOWN_TOKEN_BYTES) * choices
-
-
-class AnswerRoom:
-    """The memory reserved for one answer, until it is released or the `with` block ends."""
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release: Callable[[], None] | None = release
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Give the memory back. A second call has no effect."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
 
 
 class AnswerBudget:
@@ -147,7 +125,7 @@ class AnswerBudget:
         *,
         is_parsed: bool = False,
         in_events: bool = False,
-    ) -> AnswerRoom:
+    ) -> Hold:
         """Reserve the memory of an answer to prompts of these lengths in tokens. `choices`: 0 for a stream, whose
         outputs are not kept. `other_bytes`: of vectors and repeated prompts. Errors: as of `reserve_bytes`.
         """
@@ -155,7 +133,7 @@ class AnswerBudget:
         size = answer_bytes(params, choices, is_parsed=is_parsed) if has_logprobs else 0
         return self.reserve_bytes(size + prompt_bytes(params, lengths, in_events=in_events) + other_bytes)
 
-    def reserve_bytes(self, size: int) -> AnswerRoom:
+    def reserve_bytes(self, size: int) -> Hold:
         """Reserve so much memory. Errors: AdmissionError (503) with Retry-After if there is too little."""
         if size and self._held_bytes + size > ANSWERS * self._limit_bytes():
             self._on_refused()
@@ -172,4 +150,4 @@ class AnswerBudget:
         def release() -> None:
             self._held_bytes -= size
 
-        return AnswerRoom(release)
+        return Hold(release)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tiercel.server.api.answer_budget import AnswerRoom
 from tiercel.server.api.delta_encoder import ReplyShape
+from tiercel.server.api.hold import Hold
 from tiercel.server.api.stream import FailureNote, StreamRules
 from tiercel.server.engine.generation import Generation
 
@@ -14,7 +14,7 @@ class BegunAnswer:
 
     shape: ReplyShape
     generation: Generation
-    room: AnswerRoom
+    room: Hold
     rules: StreamRules
     note: FailureNote
     is_streamed: bool

@@ -15,12 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.errors import AdmissionError
-from tiercel.server.api.answer_budget import AnswerRoom, repeated_bytes
+from tiercel.server.api.answer_budget import repeated_bytes
 from tiercel.server.api.begun import BegunAnswer
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.deadline import DEADLINE_EXCEEDED, QUEUE_TIMEOUT, deadline_of, queue_limit_of
 from tiercel.server.api.delta_encoder import ReplyShape
 from tiercel.server.api.expansion import LISTED_TOKEN_BYTES, check_submission
+from tiercel.server.api.hold import Hold
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan
 from tiercel.server.api.prompt import encode_bad_words, with_drawable_tokens
@@ -149,7 +150,7 @@ class GenerationPipeline:
 
     async def _admit(
         self, request: Request, read: Callable[[dict[str, object]], ReadCall], own_fields: Collection[str]
-    ) -> tuple[ReplyShape, _ReplyFields, Generation, AnswerRoom]:
+    ) -> tuple[ReplyShape, _ReplyFields, Generation, Hold]:
         tenant, record = tenant_of(request.scope), record_of(request.scope)
         record.tenant, record.is_of_batch = tenant.name, is_of_batch(request.scope)
         record.rate_headers = lambda: self._context.admission.rate_headers(tenant)
@@ -226,7 +227,7 @@ class GenerationPipeline:
         limit_bytes = self._context.settings.max_pending_body_bytes
         return check_submission(lengths, prepared.params[0], prepared.plan.n, limit_bytes)
 
-    def _reserve(self, prepared: PreparedCall, fields: SamplingFields) -> AnswerRoom:
+    def _reserve(self, prepared: PreparedCall, fields: SamplingFields) -> Hold:
         """Reserve the memory of a whole answer. Of a stream, only what repeats the prompt takes memory.
 
         Errors: AdmissionError (400 or 503).

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tiercel.server.api.hold import Hold
 from tiercel.server.api.replies.hole import HOLE, hole
 from tiercel.server.api.replies.response_shape import ResponseShape
 from tiercel.server.api.replies.responses import OutputItem, ResponseBody
 from tiercel.server.api.response_input import ResponseInput
-from tiercel.server.api.response_store import Hold, ResponseStore, StoredResponse, StoredTurn
+from tiercel.server.api.response_store import ResponseStore, StoredResponse, StoredTurn
 from tiercel.server.api.stored_items import Item, StoredItem
 
 

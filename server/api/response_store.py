@@ -8,12 +8,11 @@ is being prepared, is counted until that has ended, even if it is forgotten mean
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Self
 
 from msgspec import Struct
 
 from tiercel.clock import Clock
+from tiercel.server.api.hold import Hold
 from tiercel.server.api.stored_items import PartBooks, StoredItem, StoredPart, listed
 
 ENTRY_BYTES = 1024
@@ -147,29 +146,6 @@ class _Shelf:
 
     def remove(self, id: str) -> None:
         self.books.drop(self.entries.pop(id))
-
-
-class Hold:
-    """Parts of the store that stay counted until the hold is released, or its `with` block ends."""
-
-    __slots__ = ("_release",)
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release: Callable[[], None] | None = release
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Count the parts no longer. A second call has no effect."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
 
 
 class ResponseStore:

@@ -8,8 +8,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tiercel.errors import AdmissionError
-from tiercel.server.api.answer_budget import AnswerRoom
 from tiercel.server.api.delta_encoder import DeltaEncoder, ReplyShape
+from tiercel.server.api.hold import Hold
 from tiercel.server.api.replies.usage import UsageBody, usage_body
 from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError, SequenceFailedError
 from tiercel.server.engine.generation import Generation, StreamEndedError, TokenText
@@ -117,7 +117,7 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote, room: AnswerRoom
+        self, generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote, room: Hold
     ) -> None:
         """`room`: the memory of what the answer repeats of the prompt; released at its end."""
         super().__init__(media_type=MEDIA_TYPE)

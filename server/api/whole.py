@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tiercel.server.api.answer_budget import AnswerRoom
 from tiercel.server.api.delta_encoder import ReplyShape
+from tiercel.server.api.hold import Hold
 from tiercel.server.api.replies.hole import HOLE
 from tiercel.server.api.replies.usage import UsageBody, usage_body
 from tiercel.server.api.stream import FailureNote, StreamRules, to_refusal
@@ -69,7 +69,7 @@ class WholeReply(Response):
         rules: StreamRules,
         note: FailureNote,
         vocabulary: Vocabulary,
-        room: AnswerRoom,
+        room: Hold,
         kept: int | None = None,
         best_of: int = 1,
         in_worker: "Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]] | None" = None,

@@ -15,6 +15,7 @@ from tiercel.server.api.begun import BegunAnswer
 from tiercel.server.api.chat_call import ChatCall
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import GENERATION_REFUSALS, KEY_REFUSALS, ApiRoute, Contract, QueryField
+from tiercel.server.api.hold import Hold
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.paging import page_of, page_query
 from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
@@ -34,7 +35,7 @@ from tiercel.server.api.response_input import ResponseInput
 from tiercel.server.api.response_items import new_id, read_items
 from tiercel.server.api.response_replay import ReplayAnswer
 from tiercel.server.api.response_session import KeptAnswer, ResponseKeeper
-from tiercel.server.api.response_store import Hold, StoredResponse, StoredTurn
+from tiercel.server.api.response_store import StoredResponse, StoredTurn
 from tiercel.server.api.schemas.chat import ChatFields
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.schemas.responses import (

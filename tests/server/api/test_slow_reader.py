@@ -12,7 +12,7 @@ import pytest
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, server_settings, text_body, until, with_server
 from tiercel.request import SamplingParams, pack_tokens
-from tiercel.server.api.answer_budget import AnswerRoom
+from tiercel.server.api.hold import Hold
 from tiercel.server.api.replies.completion import TextShape
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.stream import EventStream, StreamRules
@@ -126,9 +126,9 @@ def test_a_client_that_takes_nothing_for_the_limit_is_ended(model_folder: Path, 
         shape.begin([PromptAnswer([5], None, DrawnTokens(PackedLogprobs(), vocabulary), lambda: array("f"))])
         rules = StreamRules(patience_s=0.1)
         answer = (
-            EventStream(generation, shape, rules, str, AnswerRoom(lambda: None))
+            EventStream(generation, shape, rules, str, Hold(lambda: None))
             if is_stream
-            else WholeReply(generation, shape, rules, str, vocabulary, AnswerRoom(lambda: None))
+            else WholeReply(generation, shape, rules, str, vocabulary, Hold(lambda: None))
         )
 
         async def never(*_message: object) -> dict[str, object]:
