@@ -18,8 +18,8 @@ from tiercel.server.api.answer_style import AnswerStyle
 from tiercel.server.api.background import BackgroundRuns
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.generation_config import load_sampling_defaults
+from tiercel.server.api.object_store import ObjectStore, StoreLimits
 from tiercel.server.api.pooling import read_pooling
-from tiercel.server.api.response_store import ResponseStore, StoreLimits
 from tiercel.server.batch.service import BatchService
 from tiercel.server.control.configuration import Configuration, SettingsVersion
 from tiercel.server.engine.client import EngineClient
@@ -105,8 +105,8 @@ def build_context(
     batches = BatchService.of(settings, conditions, clock, time.time, is_takeover=is_takeover)
     if batches is not None:
         metrics.open_batches(batches)
-    responses = ResponseStore(lambda: _store_limits(configuration.server), clock, metrics.responses.on_forgotten)
-    metrics.responses.open(lambda: responses.num_responses, lambda: responses.num_bytes)
+    store = ObjectStore(lambda: _store_limits(configuration.server), clock, metrics.responses.on_forgotten)
+    metrics.responses.open(lambda: store.num_objects, lambda: store.num_bytes)
     traces = make_traces(settings.otlp_traces_endpoint)
     template = None  # last, because an error behind it would leave its process behind
     if codec.chat_template is not None:
@@ -136,7 +136,7 @@ def build_context(
         answer_style=AnswerStyle.of(
             settings.tool_call_parser, settings.reasoning_parser, codec.template_text, template
         ),
-        responses=responses,
+        store=store,
         background=BackgroundRuns(),
         traces=traces,
     )
@@ -183,7 +183,7 @@ def _weight_of(tenants: TenantDirectory, name: TenantId) -> float:
 
 def _store_limits(settings: ServerSettings) -> StoreLimits:
     return StoreLimits(
-        tenant_responses=settings.stored_responses,
+        tenant_objects=settings.stored_responses,
         tenant_bytes=settings.stored_response_tenant_bytes,
         total_bytes=settings.stored_response_bytes,
         lifetime_s=settings.stored_response_lifetime_s,

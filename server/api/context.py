@@ -15,9 +15,9 @@ from tiercel.server.api.answer_budget import AnswerBudget
 from tiercel.server.api.answer_style import AnswerStyle
 from tiercel.server.api.background import BackgroundRuns
 from tiercel.server.api.generation_config import SamplingDefaults
+from tiercel.server.api.object_store import ObjectStore
 from tiercel.server.api.params import ModelLimits
 from tiercel.server.api.pooling import PoolingStyle
-from tiercel.server.api.response_store import ResponseStore
 from tiercel.server.batch.service import BatchService
 from tiercel.server.control.configuration import Configuration
 from tiercel.server.engine.client import EngineClient
@@ -43,7 +43,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class ServerContext:
     """One model behind one engine. Frozen: state that changes is in `configuration`, `client`, `admission`, `tenants`,
-    `responses`, `background` and `metrics`."""
+    `store`, `background` and `metrics`."""
 
     configuration: Configuration
     codec: TextCodec
@@ -63,7 +63,7 @@ class ServerContext:
     grammars: GrammarChecker
     pooling: PoolingStyle
     answer_style: AnswerStyle
-    responses: ResponseStore
+    store: ObjectStore
     background: BackgroundRuns
     batches: BatchService | None = None  # None without a folder for files
     traces: TraceSink | None = None  # None if no traces are made

@@ -10,11 +10,11 @@ from pydantic import Field
 from tiercel.errors import AdmissionError
 from tiercel.server.api.expansion import check_expansion
 from tiercel.server.api.response_items import chat_messages
-from tiercel.server.api.response_store import StoredTurn
 from tiercel.server.api.schemas.chat import MessageFields, placed
 from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, read_fields
 from tiercel.server.api.schemas.unsupported import refuse_unsupported_in_messages
 from tiercel.server.api.stored_items import Item, StoredItem, decode_item, encode_item
+from tiercel.server.api.stored_response import StoredTurn
 from tiercel.server.http.watch import ClientGoneError
 
 MAX_CONVERSATION = 4 * MAX_MESSAGES

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.replies.response_replay import replayed
-from tiercel.server.api.response_store import StoredResponse
+from tiercel.server.api.stored_response import StoredResponse
 from tiercel.server.http.patience import PATIENCE_S, PatientSender
 from tiercel.server.http.pieces import in_chunks, patient_sender
 from tiercel.server.http.sse import MEDIA_TYPE
@@ -42,7 +42,7 @@ class ReplayAnswer(Response):
         parts = entry.read_parts
         size = len(entry.before) + len(entry.after) + sum(item.decoded_bytes for item in entry.turn.output)
         with (
-            self._context.responses.read(tenant_of(scope).name, parts),
+            self._context.store.read(tenant_of(scope).name, parts),
             self._context.hold_body(self._request) as holding,
         ):
             holding.grow(size * _COPIES)

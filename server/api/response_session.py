@@ -8,12 +8,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tiercel.server.api.hold import Hold
+from tiercel.server.api.object_store import ObjectStore
 from tiercel.server.api.replies.hole import HOLE, hole
 from tiercel.server.api.replies.response_shape import ResponseShape
 from tiercel.server.api.replies.responses import OutputItem, ResponseBody
 from tiercel.server.api.response_input import ResponseInput
-from tiercel.server.api.response_store import ResponseStore, StoredResponse, StoredTurn
 from tiercel.server.api.stored_items import Item, StoredItem
+from tiercel.server.api.stored_response import StoredResponse, StoredTurn
 
 
 class ResponseKeeper:
@@ -24,7 +25,7 @@ class ResponseKeeper:
     """
 
     def __init__(
-        self, store: ResponseStore, tenant: str, parent: StoredTurn | None, input: Sequence[Item | StoredItem]
+        self, store: ObjectStore, tenant: str, parent: StoredTurn | None, input: Sequence[Item | StoredItem]
     ) -> None:
         self._store = store
         self._tenant = tenant
@@ -44,7 +45,7 @@ class ResponseKeeper:
 
     def change(self, body: ResponseBody) -> None:
         """Store a later state of the response."""
-        entry = self._store.get(self._tenant, body.id)
+        entry = self._store.get(self._tenant, StoredResponse, body.id)
         if entry is not None:
             output = [StoredItem(item.id, msgspec.json.encode(item), opens_turn=False) for item in body.output]
             turn = entry.turn.ended(output)
@@ -52,7 +53,7 @@ class ResponseKeeper:
 
     def drop(self, id: str) -> None:
         """Forget the response."""
-        self._store.remove(self._tenant, id)
+        self._store.remove(self._tenant, StoredResponse, id)
 
 
 def _entry(body: ResponseBody, turn: StoredTurn) -> StoredResponse:

@@ -20,12 +20,12 @@ class ResponseMetrics(Collector):
         )  # fmt: skip
         for reason in _REASONS:
             self._forgotten.labels(reason)
-        self._num_responses: Callable[[], int] = lambda: 0
+        self._num_objects: Callable[[], int] = lambda: 0
         self._num_bytes: Callable[[], int] = lambda: 0
 
-    def open(self, num_responses: Callable[[], int], num_bytes: Callable[[], int]) -> None:
+    def open(self, num_objects: Callable[[], int], num_bytes: Callable[[], int]) -> None:
         """Set the sources of the gauges."""
-        self._num_responses = num_responses
+        self._num_objects = num_objects
         self._num_bytes = num_bytes
         self._registry.register(self)
 
@@ -35,5 +35,5 @@ class ResponseMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
-        yield GaugeMetricFamily("tiercel_stored_responses", "Stored responses.", self._num_responses())
+        yield GaugeMetricFamily("tiercel_stored_responses", "Stored responses.", self._num_objects())
         yield GaugeMetricFamily("tiercel_stored_response_bytes", "Memory of stored responses.", self._num_bytes())

@@ -35,7 +35,6 @@ from tiercel.server.api.response_input import ResponseInput
 from tiercel.server.api.response_items import new_id, read_items
 from tiercel.server.api.response_replay import ReplayAnswer
 from tiercel.server.api.response_session import KeptAnswer, ResponseKeeper
-from tiercel.server.api.response_store import StoredResponse, StoredTurn
 from tiercel.server.api.schemas.chat import ChatFields
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.schemas.responses import (
@@ -48,6 +47,7 @@ from tiercel.server.api.schemas.responses import (
 )
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
 from tiercel.server.api.stored_items import Item, StoredItem, StoredPart, listed
+from tiercel.server.api.stored_response import StoredResponse, StoredTurn
 from tiercel.server.http.answer import json_answer
 from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.pieces import PieceAnswer
@@ -73,7 +73,7 @@ class ResponseRoutes:
     def __init__(self, context: ServerContext, pipeline: GenerationPipeline) -> None:
         self._context = context
         self._pipeline = pipeline
-        self._store = context.responses
+        self._store = context.store
         self._runs = context.background
 
     def routes(self) -> list[ApiRoute]:
@@ -157,7 +157,7 @@ class ResponseRoutes:
         self._stored(request, id)
         tenant = tenant_of(request.scope).name
         await self._runs.cancel(tenant, id)
-        self._store.remove(tenant, id)
+        self._store.remove(tenant, StoredResponse, id)
         return json_answer(DeletedResponse(id))
 
     async def input_items(self, request: Request, id: str) -> Response:
@@ -176,7 +176,7 @@ class ResponseRoutes:
         return lambda: self._store.read(tenant, parts)
 
     def _stored(self, request: Request, id: str) -> StoredResponse:
-        entry = self._store.get(tenant_of(request.scope).name, id)
+        entry = self._store.get(tenant_of(request.scope).name, StoredResponse, id)
         if entry is None:
             raise AdmissionError(
                 404, f"Response with id '{id[:128]}' not found.", code="response_not_found", param="id"
@@ -234,7 +234,7 @@ class ResponseRoutes:
         """Return the turn before this one, and the items of this one. Errors: AdmissionError (400 or 404)."""
         parent = None
         if fields.previous_response_id is not None:
-            entry = self._store.get(tenant, fields.previous_response_id)
+            entry = self._store.get(tenant, StoredResponse, fields.previous_response_id)
             if entry is None:
                 raise AdmissionError(
                     404,

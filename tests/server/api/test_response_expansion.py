@@ -18,8 +18,8 @@ from tests.server.fake_engine import Script
 from tests.server.harness import Running, running, server_settings, until, with_server
 from tiercel.errors import AdmissionError, InvariantError
 from tiercel.server.api.response_input import MAX_CONVERSATION, ResponseInput
-from tiercel.server.api.response_store import StoredResponse, StoredTurn
 from tiercel.server.api.stored_items import Item, StoredItem, decode_item, encode_item
+from tiercel.server.api.stored_response import StoredResponse, StoredTurn
 from tiercel.server.http.watch import ClientGoneError
 from tiercel.server.text.template_frames import RenderJob
 from tiercel.server.text.template_renderer import TemplateRenderer
@@ -276,7 +276,7 @@ def test_a_client_that_leaves_and_a_deletion_while_items_are_decoded_leave_nothi
     model_folder: Path, codec: TextCodec
 ) -> None:
     async def test(server: Running, gate: threading.Event) -> None:
-        stored, store, bodies = await _store(server, "x" * 200_000), server.context.responses, server.context.bodies
+        stored, store, bodies = await _store(server, "x" * 200_000), server.context.store, server.context.bodies
         gate.clear()
         request = body("hi", previous_response_id=stored["id"], truncation="auto")
         leaving = asyncio.create_task(server.http.post(PATH, json=request))
@@ -294,7 +294,7 @@ def test_a_client_that_leaves_and_a_deletion_while_items_are_decoded_leave_nothi
 def test_the_stored_items_of_many_requests_are_counted_once(model_folder: Path, codec: TextCodec) -> None:
     async def test(server: Running) -> None:
         stored = await _store(server, "x" * 100_000)
-        before = server.context.responses.num_bytes
+        before = server.context.store.num_bytes
         references = [{"type": "item_reference", "id": stored["items"][0]}] * 20
         ids: list[str] = []
         for _ in range(3):
@@ -304,12 +304,12 @@ def test_the_stored_items_of_many_requests_are_counted_once(model_folder: Path, 
             )
             assert answer.status_code == 200, answer.text
             ids.append(answer.json()["id"])
-        assert server.context.responses.num_bytes - before < 20_000
+        assert server.context.store.num_bytes - before < 20_000
         refused = await server.http.post(PATH, json=body([*references * 5]))
         assert (refused.status_code, refused.json()["error"]["param"]) == (413, "input")
         listed = await server.http.get(f"{PATH}/{ids[-1]}/input_items", params={"order": "asc"})
         assert [item["id"] for item in listed.json()["data"]][:20] == [stored["items"][0]] * 20
-        server.context.responses.check_integrity()
+        server.context.store.check_integrity()
 
     with_server(replace(server_settings(model_folder), max_body_bytes=4 * MIB), test, script(codec))
 
@@ -335,7 +335,7 @@ def test_readers_that_do_not_read_hold_a_piece_each_and_the_stored_bytes_once(
     model_folder: Path, codec: TextCodec
 ) -> None:
     async def test(server: Running) -> None:
-        stored, store = await _store(server, "x" * MIB), server.context.responses
+        stored, store = await _store(server, "x" * MIB), server.context.store
         size = store.num_bytes
         with contextlib.ExitStack() as stack:
             for _ in range(10):
@@ -353,8 +353,8 @@ def test_readers_that_do_not_read_hold_a_piece_each_and_the_stored_bytes_once(
 
 def test_a_stream_that_is_made_anew_is_counted_and_gives_way(model_folder: Path, codec: TextCodec) -> None:
     async def test(server: Running) -> None:
-        answer, store = (await server.http.post(PATH, json=body())).json(), server.context.responses
-        entry = store.get("default", answer["id"])
+        answer, store = (await server.http.post(PATH, json=body())).json(), server.context.store
+        entry = store.get("default", StoredResponse, answer["id"])
         assert entry is not None
         before = entry.before.replace(b'"instructions":null', b'"instructions":"%b"' % (b"x" * 200_000))
         store.put("default", StoredResponse(entry.id, before, entry.after, entry.turn, is_over=True))

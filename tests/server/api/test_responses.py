@@ -108,7 +108,7 @@ def test_a_deleted_response_is_gone_and_later_turns_keep_its_context(model_folde
         assert broken.json()["error"]["code"] == "previous_response_not_found"
         await _create(server, "three", previous_response_id=second["id"])
         assert "user\none<|im_end|>" in _prompt(server, codec)
-        server.context.responses.check_integrity()
+        server.context.store.check_integrity()
 
     with_server(server_settings(model_folder), test, script(codec))
 
@@ -142,7 +142,7 @@ def test_without_room_responses_are_answered_and_not_stored(model_folder: Path, 
     async def test(server: Running) -> None:
         answer = await _create(server)
         assert answer["store"] is False
-        assert server.context.responses.num_responses == 0
+        assert server.context.store.num_objects == 0
 
     with_server(server_settings(model_folder), test, script(codec), stored_responses=0)
 
@@ -296,7 +296,7 @@ def test_what_is_not_supported_is_refused_by_name(
         assert answer.status_code == status, answer.text
         assert answer.json()["error"]["param"] == param, answer.text
         assert not server.engine.submitted
-        assert server.context.responses.num_responses == 0
+        assert server.context.store.num_objects == 0
 
     with_server(server_settings(model_folder), test)
 
@@ -306,7 +306,7 @@ def test_a_failed_response_leaves_nothing_behind(model_folder: Path) -> None:
         answer = await server.http.post(PATH, json=body())
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "engine_error"
-        assert server.context.responses.num_responses == 0
+        assert server.context.store.num_objects == 0
 
     with_server(server_settings(model_folder), test, Script(fail_prompt_with=0))
 
@@ -314,10 +314,10 @@ def test_a_failed_response_leaves_nothing_behind(model_folder: Path) -> None:
 def test_a_client_that_leaves_before_a_whole_answer_leaves_nothing_behind(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         sending = asyncio.ensure_future(server.http.post(PATH, json=body()))
-        await until(lambda: server.context.responses.num_responses == 1)
+        await until(lambda: server.context.store.num_objects == 1)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        await until(lambda: server.context.responses.num_responses == 0)
+        await until(lambda: server.context.store.num_objects == 0)
         await until(lambda: server.engine.live == 0)
 
     with_server(server_settings(model_folder), test, Script(step_s=0.02))
@@ -356,7 +356,7 @@ def test_a_client_that_leaves_a_stream_leaves_a_cancelled_response(model_folder:
         assert stored["status"] == "cancelled"
         assert stored["output"][0]["status"] == "incomplete"
         assert stored["output"][0]["content"][0]["text"]
-        server.context.responses.check_integrity()
+        server.context.store.check_integrity()
 
     with_server(server_settings(model_folder), test, Script(step_s=0.02))
 
@@ -397,7 +397,7 @@ def test_a_response_in_the_background_can_be_cancelled_and_deleted(model_folder:
         assert (await server.http.delete(f"{PATH}/{second['id']}")).status_code == 200
         assert (await server.http.get(f"{PATH}/{second['id']}")).status_code == 404
         await until(lambda: server.engine.live == 0)
-        server.context.responses.check_integrity()
+        server.context.store.check_integrity()
 
     with_server(server_settings(model_folder), test, Script(step_s=0.02))
 
