@@ -30,6 +30,7 @@ from tiercel.server.api.routes.messages import MessageRoutes
 from tiercel.server.api.routes.models import ModelRoutes
 from tiercel.server.api.routes.operations import OperationsRoutes
 from tiercel.server.api.routes.responses import ResponseRoutes
+from tiercel.server.api.routes.stored_chats import StoredChatRoutes
 from tiercel.server.api.routes.tokenize import TokenizeRoutes
 from tiercel.server.batch.upload_form import FORM_BYTES
 from tiercel.server.http.admin_listener import AdminElsewhere, AdminListener, is_for_operator
@@ -66,6 +67,7 @@ def create_app(
         *ChatRoutes(context, pipeline).routes(),
         *CompletionRoutes(context, pipeline).routes(),
         *ResponseRoutes(context, pipeline).routes(),
+        *StoredChatRoutes(context).routes(),
     ]
     key, admin_key, metrics_key = Guard(context.tenants), AdminGuard(context.tenants), MetricsGuard(context.tenants)
     message_key, models_key = MessagesGuard(context.tenants), ModelsGuard(context.tenants)

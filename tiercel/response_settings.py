@@ -1,4 +1,4 @@
-"""The settings of stored responses. See `tiercel.settings`."""
+"""The settings of stored responses, chat completions and conversations. See `tiercel.settings`."""
 
 from functools import partial
 from typing import Annotated
@@ -17,24 +17,26 @@ _size = partial(
 
 
 class ResponseSettings(BatchSettings, frozen=True, kw_only=True):
-    """The limits of the responses that /v1/responses stores, in memory."""
+    """The limits of the responses, chat completions and conversations that are stored, in memory."""
 
     stored_responses: Annotated[
         int,
         Option(
-            ANSWERS, "Maximum stored responses of a tenant; 0: none.", "N", is_rare=True, within=(0, 1_000_000),
-            is_live=True,
+            ANSWERS, "Maximum stored responses, chat completions and conversations of a tenant; 0: none.", "N",
+            is_rare=True, within=(0, 1_000_000), is_live=True,
         ),
     ] = 1000  # beyond it, the least recently used one is forgotten  # fmt: skip
     stored_response_tenant_bytes: Annotated[
-        int, _size(ANSWERS, "Maximum memory of the stored responses of a tenant.")
+        int, _size(ANSWERS, "Maximum memory of the stored responses, chat completions and conversations of a tenant.")
     ] = 32 * MIB
-    stored_response_bytes: Annotated[int, _size(ANSWERS, "Maximum memory of all stored responses.")] = 128 * MIB
+    stored_response_bytes: Annotated[
+        int, _size(ANSWERS, "Maximum memory of all stored responses, chat completions and conversations.")
+    ] = 128 * MIB
     stored_response_lifetime_s: Annotated[
         float,
         Option(
             ANSWERS,
-            "Time after its last use at which a stored response is forgotten.",
+            "Time after its last use at which a stored response, chat completion or conversation is forgotten.",
             "SECONDS",
             name="stored_response_lifetime",
             is_rare=True,

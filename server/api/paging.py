@@ -1,7 +1,7 @@
 """Pages of lists, as the OpenAI API has them: `limit`, `after` and `order`."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from starlette.requests import Request
 
@@ -11,36 +11,46 @@ from tiercel.server.api.contract import QueryField
 T = TypeVar("T")
 
 
-def page_query(*, default: int, most: int) -> tuple[QueryField, ...]:
-    """Return the fields that `page_of` reads, for the contract of a route."""
+Order = Literal["asc", "desc"]
+
+
+def page_query(*, default: int, most: int, least: int = 1, order: Order = "desc") -> tuple[QueryField, ...]:
+    """Return the fields that `page_of` reads, for the contract of a route. `order` is that without the field."""
     return (
         QueryField("after", {"type": "string"}, "The id of the object behind which the page begins."),
         QueryField(
             "limit",
-            {"type": "integer", "minimum": 1, "maximum": most, "default": default},
+            {"type": "integer", "minimum": least, "maximum": most, "default": default},
             f"The most objects of the page; {default} without it.",
         ),
         QueryField(
             "order",
-            {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
-            "The newest objects first (`desc`, also without it), or the oldest.",
+            {"type": "string", "enum": ["asc", "desc"], "default": order},
+            f"The newest objects first (`desc`), or the oldest (`asc`); `{order}` without it.",
         ),
     )
 
 
 def page_of(
-    request: Request, records: Sequence[T], id_of: Callable[[T], str], *, default: int, most: int
+    request: Request,
+    records: Sequence[T],
+    id_of: Callable[[T], str],
+    *,
+    default: int,
+    most: int,
+    least: int = 1,
+    order: Order = "desc",
 ) -> tuple[list[T], bool]:
     """Return the records that a request asks for, and whether there are more. `records` are the oldest first.
 
-    `limit` is 1 to `most`. Errors: AdmissionError (400).
+    `limit` is `least` to `most`. Errors: AdmissionError (400).
     """
     query = request.query_params
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
+    wanted = query.get("order", order)
+    if wanted not in ("asc", "desc"):
         raise AdmissionError(400, "order: expected asc or desc", param="order")
-    limit = _limit(query.get("limit"), default, most)
-    ordered = list(records) if order == "asc" else list(reversed(records))
+    limit = _limit(query.get("limit"), default, least, most)
+    ordered = list(records) if wanted == "asc" else list(reversed(records))
     after = query.get("after")
     start = 0
     if after is not None:
@@ -71,7 +81,7 @@ def message_page_of(
     the direction in which the client goes. `records` are the oldest first. Errors: AdmissionError (400).
     """
     query = request.query_params
-    limit = _limit(query.get("limit"), default, most)
+    limit = _limit(query.get("limit"), default, 1, most)
     ordered = list(reversed(records))
     ids = [id_of(record) for record in ordered]
     before, after = query.get("before_id"), query.get("after_id")
@@ -87,9 +97,9 @@ def message_page_of(
     return ordered[start : start + limit], len(ordered) > start + limit
 
 
-def _limit(text: str | None, default: int, most: int) -> int:
+def _limit(text: str | None, default: int, least: int, most: int) -> int:
     if text is None:
         return default
-    if not text.isascii() or not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
-        raise AdmissionError(400, f"limit: expected a whole number from 1 to {most}", param="limit")
+    if not text.isascii() or not text.isdecimal() or len(text) > 9 or not least <= int(text) <= most:
+        raise AdmissionError(400, f"limit: expected a whole number from {least} to {most}", param="limit")
     return int(text)

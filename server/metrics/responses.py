@@ -1,4 +1,4 @@
-"""Metrics of the responses that /v1/responses stores."""
+"""Metrics of the stored responses, chat completions and conversations."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,18 +6,21 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+_KINDS = "responses, chat completions and conversations"
 _REASONS = ("expired", "full")
 
 
 class ResponseMetrics(Collector):
-    """The number and the memory of stored responses, read at a scrape, and the number of forgotten ones."""
+    """The number and the memory of stored objects, read at a scrape, and the number of forgotten ones."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._forgotten = Counter(
-            "tiercel_forgotten_responses", "Stored responses that expired or gave way to others.", ("reason",),
+            "tiercel_forgotten_responses",
+            f"Stored {_KINDS} that expired or gave way to others.",
+            ("reason",),
             registry=registry,
-        )  # fmt: skip
+        )
         for reason in _REASONS:
             self._forgotten.labels(reason)
         self._num_objects: Callable[[], int] = lambda: 0
@@ -30,10 +33,14 @@ class ResponseMetrics(Collector):
         self._registry.register(self)
 
     def on_forgotten(self, reason: str, count: int) -> None:
-        """Count responses that were forgotten."""
+        """Count objects that were forgotten."""
         self._forgotten.labels(reason).inc(count)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
-        yield GaugeMetricFamily("tiercel_stored_responses", "Stored responses.", self._num_objects())
-        yield GaugeMetricFamily("tiercel_stored_response_bytes", "Memory of stored responses.", self._num_bytes())
+        yield GaugeMetricFamily("tiercel_stored_responses", f"Stored {_KINDS}.", self._num_objects())
+        yield GaugeMetricFamily(
+            "tiercel_stored_response_bytes",
+            f"Memory of stored {_KINDS}.",
+            self._num_bytes(),
+        )

@@ -4,13 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tiercel.server.api.schemas.fields import Fields, Integer
+from tiercel.server.api.schemas.fields import Fields, Integer, Metadata
 
 MIN_LIFETIME_S = 3600
 MAX_LIFETIME_S = 30 * 24 * 3600
 _Lifetime = Annotated[Integer, Field(ge=MIN_LIFETIME_S, le=MAX_LIFETIME_S)]
-_MetadataName = Annotated[str, Field(max_length=64)]
-_MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class FileFields(Fields):
@@ -35,5 +33,5 @@ class BatchFields(Fields):
     input_file_id: Annotated[str, Field(max_length=64)]
     endpoint: Annotated[str, Field(max_length=64)]
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[_MetadataName, _MetadataValue], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     output_expires_after: OutputLifetime | None = None

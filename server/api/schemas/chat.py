@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr
 
 from tiercel.errors import AdmissionError
-from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, Flag, Integer, Word
+from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, Flag, Integer, Metadata, Word
 from tiercel.server.api.schemas.sampling import SamplingFields
 from tiercel.server.api.schemas.tools import (
     MAX_CALLS,
@@ -65,7 +65,7 @@ class ChatFields(SamplingFields, ChatTemplateFields):
     max_completion_tokens: Integer | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Integer, Field(ge=-1)] | None = None  # -1: the whole vocabulary
-    store: Flag | None = None  # ignored: answers of this route are not stored
+    store: Flag | None = None  # of /v1/chat/completions
     prediction: dict[str, object] | None = None  # ignored
     tool_choice: str | dict[str, object] | None = None  # checked by `read_tool_choice`
     parallel_tool_calls: Flag | None = None
@@ -75,6 +75,14 @@ class ChatFields(SamplingFields, ChatTemplateFields):
     def may_constrain(self) -> bool:
         """Whether a field is set from which a grammar may have to be made."""
         return bool(self.tools) or super().may_constrain
+
+
+class StoredChatFields(Fields):
+    """The body of POST /v1/chat/completions/{id}."""
+
+    metadata: Annotated[
+        Metadata | None, Field(description="The metadata in place of those before; null stands for none.")
+    ]
 
 
 def placed(messages: list[MessageFields], places: Sequence[str]) -> list[MessageFields]:

@@ -2,6 +2,9 @@
 every body, but those that are listed with their body."""
 
 FIELD_TEXTS: dict[str, str] = {
+    "ChatFields.metadata": "Stored with `store: true`, and otherwise ignored.",
+    "ChatFields.store": "true: stores the completion, without log-probabilities and token ids, so that it can be"
+    " retrieved.",
     "ResponseFields.metadata": "Stored and returned.",
     "ResponseFields.store": "Stores the response, which is the default.",
     "ResponseFields.stream_options": "Ignored: streams have no padding, and always end with the usage.",
@@ -62,7 +65,6 @@ FIELD_TEXTS: dict[str, str] = {
     "stop": "Texts that end the output.",
     "stop_sequences": "Texts that end the output.",
     "stop_token_ids": "Tokens that end the output.",
-    "store": "Ignored: answers of this route are not stored.",
     "stream": "Sends events as the output grows.",
     "stream_options": "`include_usage`: a last event with the usage, and `usage: null` on the others;"
     " `continuous_usage_stats`: the usage on every event.",

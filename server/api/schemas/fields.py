@@ -29,6 +29,9 @@ Integer = Annotated[int, Strict()]
 Finite = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Strict()]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+MetadataName = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[MetadataName, MetadataValue], Field(max_length=MAX_METADATA)]
 
 
 class Fields(BaseModel):
@@ -48,6 +51,10 @@ class Fields(BaseModel):
     def take_ignored(self, other: "Fields") -> None:
         """Take over the unknown fields of the body that `other` was read from."""
         self._ignored = other.ignored_names
+
+    def add_ignored(self, name: str) -> None:
+        """Note that a known field has no effect in this request."""
+        self._ignored = (*self._ignored, name)
 
     def note_ignored(self, body: Mapping[str, object]) -> None:
         """Note which fields of the body are unknown."""

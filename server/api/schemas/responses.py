@@ -6,14 +6,12 @@ from typing import Annotated, Literal, cast
 from pydantic import Field, SkipValidation
 
 from tiercel.errors import AdmissionError
-from tiercel.server.api.schemas.fields import Fields, Flag, Integer
+from tiercel.server.api.schemas.fields import Fields, Flag, Integer, Metadata
 from tiercel.server.api.schemas.sampling import SamplingFields
 
 MAX_TOOLS = 128
 
 ShortText = Annotated[str, Field(max_length=512)]
-MetadataKey = Annotated[str, Field(max_length=64)]
-Metadata = Annotated[dict[MetadataKey, ShortText], Field(max_length=16)]
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
     "message.output_text.logprobs",

@@ -9,13 +9,13 @@ from tiercel.server.api.schemas.fields import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
-    MAX_METADATA,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     Fields,
     Finite,
     Flag,
     Integer,
+    Metadata,
     Word,
 )
 from tiercel.server.api.schemas.structured import StructuredFields
@@ -30,8 +30,6 @@ MAX_TIMEOUT_S = 86_400
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LETTERS)]
 
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_WORD_LETTERS)]
-MetadataKey = Annotated[str, Field(max_length=64)]
-MetadataValue = Annotated[str, Field(max_length=512)]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 
 Timeout = Annotated[
@@ -86,7 +84,7 @@ class SamplingFields(StructuredFields):
     service_tier: ServiceTier | None = None
     timeout: Timeout | None = None
     prompt_lookup_num_tokens: Annotated[Integer, Field(ge=0, le=MAX_LOOKUP_TOKENS)] | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)] | None = None  # ignored
+    metadata: Metadata | None = None  # ignored, but by chat completions that are stored
     user: str | None = None  # ignored: the key decides whose request it is
 
     @property
