@@ -11,6 +11,7 @@ from tiercel.server.api.schemas.chat import ChatFields, MessageFields
 from tiercel.server.api.structured import check_ends
 from tiercel.server.api.tool_choice import ToolChoice, read_tool_choice
 from tiercel.server.api.tool_grammar import tool_constraint
+from tiercel.server.api.truncation import truncation_of
 from tiercel.server.text.answer.reader import AnswerReader
 from tiercel.server.text.chat_template import ChatPrompt, ChatTemplate
 
@@ -68,8 +69,11 @@ class ChatCall:
 
     async def tokenize(self, limits: ModelLimits) -> list[list[int]]:
         """Return the tokens of the prompt. Errors: AdmissionError (400)."""
-        prompt = await self.context.in_worker(chat_work(self.fields, self.template, self.context.codec, limits))
-        return [self.begin(prompt)]
+        fields, context = self.fields, self.context
+        truncation = truncation_of(fields, limits, fields.max_outputs)
+        most = None if truncation is None else context.max_values
+        work = chat_work(fields, self.template, context.codec, limits, most_tokens=most, truncation=truncation)
+        return [self.begin(await context.in_worker(work))]
 
     def render(self, messages: list[MessageFields], limits: ModelLimits) -> ChatPrompt:
         """Return the prompt of other messages than those of `fields`. For workers. Errors: AdmissionError (400)."""

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Literal, cast, get_args
+from typing import Literal, cast, get_args, get_origin
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -56,12 +56,18 @@ class Contract:
     def types(self) -> tuple[object, ...]:
         """Every type that the document needs."""
         events = () if self.events is None else (self.events,)
-        return tuple(member for kind in (*self.bodies, *self.all_answers.values(), *events) for member in members(kind))
+        kinds = (*self.bodies, *self.all_answers.values(), *events)
+        return tuple(entry_type(member) or member for kind in kinds for member in members(kind))
 
 
 def members(kind: object) -> tuple[object, ...]:
     """Return the types of a union; of anything else, itself."""
     return cast(tuple[object, ...], get_args(kind)) if isinstance(kind, UnionType) else (kind,)
+
+
+def entry_type(kind: object) -> object | None:
+    """Return the type of the entries of a list; None for anything else."""
+    return get_args(kind)[0] if get_origin(kind) is list else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class ReplyShape(Protocol):
         """Return the last events of a generation that failed."""
         ...
 
-    def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> Struct:
+    def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> Struct | Sequence[Struct]:
         """Return a whole answer, with holes in place of the log-probabilities."""
         ...
 

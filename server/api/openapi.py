@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import Match
 from starlette.types import Scope
 
-from tiercel.server.api.contract import EVENTS, JSON, ApiRoute, Contract, QueryField, members
+from tiercel.server.api.contract import EVENTS, JSON, ApiRoute, Contract, QueryField, entry_type, members
 from tiercel.server.api.schemas.descriptions import FIELD_TEXTS
 
 _REF = "#/components/schemas/{}"
@@ -102,12 +102,14 @@ def _phrase(status: int) -> str:
 
 
 def _schema(kinds: Sequence[object]) -> Document:
-    schemas = [
-        {"$ref": _REF.format(kind.__name__)} if isinstance(kind, type) else {"type": "object"}
-        for union in kinds
-        for kind in members(union)
-    ]
+    schemas = [_member_schema(kind) for union in kinds for kind in members(union)]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _member_schema(kind: object) -> Document:
+    if (entry := entry_type(kind)) is not None:
+        return {"type": "array", "items": _member_schema(entry)}
+    return {"$ref": _REF.format(kind.__name__)} if isinstance(kind, type) else {"type": "object"}
 
 
 def _component_schemas(kinds: Sequence[object]) -> Document:

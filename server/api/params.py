@@ -21,7 +21,6 @@ from tiercel.settings import ServerSettings
 from tiercel.wire import Ready
 
 _MIN_TEMPERATURE = 0.01  # a lower one overflows half precision; 0 itself means greedy
-_DEFAULT_COMPLETION_TOKENS = 16
 _SEED_BITS = 63
 _MAX_ID_DIGITS = 10
 _MAX_SHOWN_IDS = 300  # in an error
@@ -126,7 +125,7 @@ def chat_plan(fields: ChatFields, defaults: SamplingDefaults, limits: ModelLimit
         limits,
         logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs(fields, limits),
-        max_tokens=fields.max_completion_tokens if has_new_name else fields.max_tokens,
+        max_tokens=fields.max_outputs,
         max_tokens_field="max_completion_tokens" if has_new_name else "max_tokens",
         least_tokens=1 if fields.prompt_logprobs is None else 0,
     )
@@ -147,14 +146,13 @@ def completion_plan(fields: CompletionFields, defaults: SamplingDefaults, limits
                 400, "best_of cannot be streamed: it must equal n, or stream be false.", param="best_of"
             )
         logprobs = logprobs or 0  # they choose
-    max_tokens = fields.max_tokens if fields.max_tokens is not None else _DEFAULT_COMPLETION_TOKENS
     plan = _plan(
         fields,
         defaults,
         limits,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        max_tokens=max_tokens,
+        max_tokens=fields.num_outputs,
         max_tokens_field="max_tokens",
         least_tokens=0,
     )

@@ -9,6 +9,7 @@ from tiercel.server.api.params import ModelLimits, SamplingPlan
 from tiercel.server.api.prompt import check_tokens, encode_texts
 from tiercel.server.api.schemas.embeddings import PooledFields
 from tiercel.server.api.schemas.sampling import SamplingFields
+from tiercel.server.api.truncation import truncated, truncation_of
 from tiercel.server.text.stop import TextRules
 
 _NUMBER_BYTES = 4
@@ -66,11 +67,15 @@ class PooledCall:
         """Return the tokens of the inputs. Errors: AdmissionError (400)."""
         texts = [one for one in self.inputs if isinstance(one, str)]
         codec, field = self.context.codec, self.field
+        truncation = truncation_of(self.pooled.truncation, limits, 0)
         if texts:
+            most = None if truncation is None else self.context.max_values
             return await self.context.in_worker(
-                lambda: encode_texts(codec, texts, limits, add_special_tokens=True, field=field)
+                lambda: encode_texts(
+                    codec, texts, limits, add_special_tokens=True, field=field, most_tokens=most, truncation=truncation
+                )
             )
-        tokens = [one for one in self.inputs if isinstance(one, list)]
+        tokens = truncated([one for one in self.inputs if isinstance(one, list)], truncation)
         await self.context.in_worker(lambda: check_tokens(tokens, limits, field))
         return tokens
 

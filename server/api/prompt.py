@@ -12,7 +12,7 @@ from tiercel.server.api.conversation import read_messages, tools_json
 from tiercel.server.api.params import ModelLimits, too_long
 from tiercel.server.api.schemas.chat import ChatTemplateFields
 from tiercel.server.text.chat_template import ChatOptions, ChatPrompt, ChatTemplate, read_switches
-from tiercel.server.text.tokenizer import LongTextError, TextCodec
+from tiercel.server.text.tokenizer import LongTextError, TextCodec, Truncation
 
 MAX_PROMPTS = 4096
 """Maximum number of prompts of a completion: the default of --max-num-queued-reqs."""
@@ -82,16 +82,18 @@ def encode_texts(
     add_special_tokens: bool,
     field: str = "prompt",
     most_tokens: int | None = None,
+    truncation: Truncation | None = None,
 ) -> list[list[int]]:
     """Tokenise prompts. Texts that are certainly too long are refused before. Errors: AdmissionError (400).
 
     `most_tokens` of a long text are counted; None: as many as a sequence can have.
     """
     most = limits.longest if most_tokens is None else most_tokens
-    for text in texts:
-        check_text_length(len(text), codec, limits)
-    with refusing_long_texts(limits):
-        prompts = [codec.encode(text, add_special_tokens=add_special_tokens, most_tokens=most) for text in texts]
+    with refusing_long_texts(limits, most):
+        prompts = [
+            codec.framed(encode_text(codec, text, most), add_special_tokens=add_special_tokens, truncation=truncation)
+            for text in texts
+        ]
     if add_special_tokens:
         codec.warn_of_double_bos(prompts)
     if not all(prompts):
@@ -100,13 +102,28 @@ def encode_texts(
     return prompts
 
 
+def encode_text(codec: TextCodec, text: str, most_tokens: int) -> list[int]:
+    """Return the tokens of a text without those that the tokenizer adds. Errors: LongTextError."""
+    if (at_least := _least_tokens(len(text), codec)) >= most_tokens:
+        raise LongTextError(at_least)
+    return codec.encode(text, add_special_tokens=False, most_tokens=most_tokens)
+
+
 @contextlib.contextmanager
-def refusing_long_texts(limits: ModelLimits) -> Generator[None]:
+def refusing_long_texts(limits: ModelLimits, most_tokens: int) -> Generator[None]:
     """Refuse a text whose tokens were not all counted. Errors: AdmissionError (400)."""
     try:
         yield
     except LongTextError as exc:
-        raise too_long(exc.at_least, limits, at_least=True) from exc
+        if most_tokens <= limits.longest:
+            raise too_long(exc.at_least, limits, at_least=True) from exc
+        raise AdmissionError(
+            400,
+            f"The text has at least {exc.at_least} tokens; at most {most_tokens} are read, also of a text that is"
+            " truncated.",
+            code="context_length_exceeded",
+            param="input_tokens",
+        ) from exc
 
 
 def encode_bad_words(words: Sequence[str], codec: TextCodec, limits: ModelLimits) -> tuple[tuple[int, ...], ...]:
@@ -187,15 +204,19 @@ def chat_work(
     limits: ModelLimits,
     *,
     most_tokens: int | None = None,
+    truncation: Truncation | None = None,
 ) -> Callable[[], ChatPrompt]:
     """Check messages; return the work that renders and tokenises them, to be run by a worker.
 
     `most_tokens` of a long conversation are counted; None: as many as a sequence can have.
     Errors: AdmissionError (400).
     """
-    continues = _continues(fields)
+    continues, most = _continues(fields), limits.longest if most_tokens is None else most_tokens
     messages, tools = read_messages(fields.messages), tools_json(fields.tools or ())
-    check_text_length(sum(message.letters for message in messages) + len(tools), codec, limits)
+    with refusing_long_texts(limits, most):
+        at_least = _least_tokens(sum(message.letters for message in messages) + len(tools), codec)
+        if at_least >= most:
+            raise LongTextError(at_least)
     for message in messages:
         if any(text in message.role for text in template.control_texts):
             raise AdmissionError(400, "messages: a role spells a control token", param="messages")
@@ -204,14 +225,15 @@ def chat_work(
         continue_final_message=continues,
         switches=read_switches(fields.chat_template_kwargs or {}, template) + _texts(fields, template),
         tools=tools,
-        most_tokens=limits.longest if most_tokens is None else most_tokens,
+        most_tokens=most,
     )
 
     def work() -> ChatPrompt:
-        with refusing_long_texts(limits):
+        with refusing_long_texts(limits, most):
             prompt = template.encode(messages, options)
-        check_tokens([prompt.tokens], limits, "messages")
-        return prompt
+        tokens = codec.framed(prompt.tokens, add_special_tokens=fields.add_special_tokens, truncation=truncation)
+        check_tokens([tokens], limits, "messages")
+        return ChatPrompt(prompt.text, tokens)
 
     return work
 

@@ -16,14 +16,18 @@ def field_reference(document: Document) -> str:
 
 def _sections(document: Document) -> Iterator[str]:
     schemas = document["components"]["schemas"]
+    others_by_path = _other_paths(document)
     for path, operations in sorted(document["paths"].items()):
+        if path not in others_by_path:
+            continue
         for method, operation in sorted(operations.items()):
             names = list(_body_names(operation))
             query = [field for field in operation.get("parameters", ()) if field["in"] == "query"]
             if not names and not query:
                 continue
             statuses = ", ".join(sorted(operation["responses"]))
-            yield f"\n### {method.upper()} {path}\n\nStatuses: {statuses}.\n"
+            others = "".join(f", `{other}`" for other in others_by_path[path])
+            yield f"\n### {method.upper()} {path}\n\nStatuses: {statuses}.{f' Also{others[1:]}.' if others else ''}\n"
             if query:
                 yield "| in the query | values | effect |\n|---|---|---|"
                 for field in query:
@@ -36,6 +40,18 @@ def _sections(document: Document) -> Iterator[str]:
             for name, field in sorted(fields.items()):
                 mark = " (required)" if name in required else ""
                 yield f"| `{name}`{mark} | {_values(field, schemas)} | {field.get('description', '')} |"
+
+
+def _other_paths(document: Document) -> dict[str, list[str]]:
+    """Return by path the other paths with the same bodies and answers, which are not in the result themselves."""
+    paths_by_route: dict[str, list[str]] = {}
+    for path, operations in sorted(
+        document["paths"].items(), key=lambda entry: (not entry[0].startswith("/v1"), entry)
+    ):
+        bodies = {method: operation.get("requestBody") for method, operation in operations.items()}
+        answers = {method: operation["responses"] for method, operation in operations.items()}
+        paths_by_route.setdefault(repr((bodies, answers)) if any(bodies.values()) else path, []).append(path)
+    return {path: others for path, *others in paths_by_route.values()}
 
 
 def _body_names(operation: Document) -> Iterator[str]:

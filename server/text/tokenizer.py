@@ -6,8 +6,9 @@ import logging
 import threading
 from collections.abc import Collection, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
+from msgspec import Struct
 from tokenizers import Tokenizer
 
 from tiercel.checkpoint import read_json_object
@@ -34,6 +35,22 @@ class LongTextError(Exception):
         self.at_least = at_least
 
 
+class Truncation(Struct, frozen=True):
+    """The number of tokens that are kept of a prompt, those included that the tokenizer adds, which stay.
+
+    They are the last ones, or the first ones where the right side is removed.
+    """
+
+    tokens: int  # >= 1
+    side: Literal["left", "right"] = "left"  # from which tokens are removed
+
+    def kept(self, tokens: list[int], room: int) -> list[int]:
+        """Return so many of the tokens."""
+        if len(tokens) <= room:
+            return tokens
+        return tokens[:room] if self.side == "right" else tokens[len(tokens) - room :]
+
+
 class TextCodec:
     """One tokenizer.
 
@@ -50,6 +67,8 @@ class TextCodec:
         self._json = tokenizer_json
         self._tokenizer = _parse(tokenizer_json)
         self.vocabulary = Vocabulary.of(self._tokenizer)
+        self.config = config  # of tokenizer_config.json
+        self._frame = _frame_of(self._tokenizer)
         self.named_specials = _named_specials(config)
         self.chat_template = chat_template
         self.tool_template = tool_template  # renders conversations with tools instead
@@ -78,6 +97,16 @@ class TextCodec:
         if most_tokens is not None and len(text) > max(_LONG_LETTERS, most_tokens):
             self._refuse_long(text, most_tokens)
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def framed(self, tokens: list[int], *, add_special_tokens: bool, truncation: Truncation | None = None) -> list[int]:
+        """Return the tokens of a text, encoded without special ones, with those that the tokenizer adds; truncated."""
+        before, after = self._frame if add_special_tokens else ([], [])
+        if truncation is not None:
+            room = truncation.tokens - len(before) - len(after)
+            if room <= 0:
+                return truncation.kept([*before, *after], truncation.tokens)
+            tokens = truncation.kept(tokens, room)
+        return [*before, *tokens, *after] if before or after else tokens
 
     def warn_of_double_bos(self, prompts: Iterable[Sequence[int]]) -> None:
         """Log once if a prompt begins with BOS twice: its text has it, and the tokenizer adds it."""
@@ -171,6 +200,15 @@ def _named_file(path: Path) -> Generator[None]:
         raise ConfigError("tokenizer.unreadable", f"cannot read {exc.filename or path}: {exc.strerror or exc}") from exc
     except ValueError as exc:
         raise ConfigError("tokenizer.unreadable", f"cannot read {path}: {exc}") from exc
+
+
+def _frame_of(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the tokens that a tokenizer adds before and behind a text."""
+    framed = tokenizer.encode("a", add_special_tokens=True)
+    places = [place for place, is_added in enumerate(framed.special_tokens_mask) if not is_added]
+    if not places:
+        return framed.ids, []
+    return framed.ids[: places[0]], framed.ids[places[-1] + 1 :]
 
 
 def _parse(tokenizer_json: str) -> Tokenizer:

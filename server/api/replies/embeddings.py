@@ -86,6 +86,14 @@ class RerankReply(Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
+class RankedText(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A text and its similarity to the query, in the form of TEI."""
+
+    index: int  # of the text in the request
+    score: float
+    text: str | None = None
+
+
 def unit(vector: Sequence[float], dimensions: int | None = None) -> "array[float]":
     """Return the first `dimensions` numbers of a vector, scaled to length 1. A vector of zeros stays."""
     kept = vector[:dimensions]

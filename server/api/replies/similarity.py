@@ -1,11 +1,14 @@
-"""Pooled states into the answers of /v1/score and /v1/rerank."""
+"""Pooled states into the answers of /score and /rerank."""
 
+import math
+from array import array
 from collections.abc import Sequence
 
 from tiercel.server.api.replies.embeddings import (
     PooledShape,
     Ranked,
     RankedDocument,
+    RankedText,
     RerankReply,
     Score,
     ScoreReply,
@@ -51,15 +54,39 @@ class RerankShape(PooledShape):
 
     def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> RerankReply:
         """Return the whole answer."""
-        query, *documents = self.vectors()
-        scores = [cosine(query, document) for document in documents]
-        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._top_n]
         results = [
             Ranked(
                 index=index,
                 document=None if self._shown is None else RankedDocument(self._shown[index]),
-                relevance_score=scores[index],
+                relevance_score=score,
             )
-            for index in best
+            for index, score in _ranking(self.vectors())[: self._top_n]
         ]
         return RerankReply(id=self._id, model=self._model, results=results, usage=embedding_usage(usage))
+
+
+class TextRerankShape(PooledShape):
+    """Turns the states of a query and of texts into the order of the texts, in the form of TEI."""
+
+    def __init__(self, shown: Sequence[str] | None, *, is_raw: bool) -> None:
+        super().__init__()
+        self._shown = shown
+        self._is_raw = is_raw
+
+    def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> list[RankedText]:
+        """Return the whole answer."""
+        return [
+            RankedText(
+                index=index,
+                score=score if self._is_raw else 1 / (1 + math.exp(-score)),
+                text=None if self._shown is None else self._shown[index],
+            )
+            for index, score in _ranking(self.vectors())
+        ]
+
+
+def _ranking(vectors: "Sequence[array[float]]") -> list[tuple[int, float]]:
+    """Return the number and the similarity of each vector but the first, to which they are compared, best first."""
+    query, *others = vectors
+    scores = [cosine(query, other) for other in others]
+    return sorted(enumerate(scores), key=lambda ranked: -ranked[1])

@@ -50,6 +50,6 @@ class ChatRoutes:
             kept.append((shape, keeper))
             return KeptChatCall(call, keeper), shape, head.model
 
-        begun = await self._pipeline.begin(request, read)
+        begun = await self._pipeline.begin(request, read, ("truncate_prompt_tokens",))
         answer = self._pipeline.answer_of(begun)
         return KeptChat(answer, begun, *kept[0]) if kept else answer

@@ -16,6 +16,7 @@ from tiercel.server.api.prompt import check_text_length, check_tokens, encode_te
 from tiercel.server.api.replies.completion import TextChunk, TextReply, TextShape
 from tiercel.server.api.schemas.completion import CompletionFields
 from tiercel.server.api.schemas.fields import read_fields
+from tiercel.server.api.truncation import truncated, truncation_of
 from tiercel.server.text.fill_in import FillInTokens
 
 _TOKEN_BYTES = 8  # the place of a token in a list; a token has at least one character
@@ -38,7 +39,7 @@ class CompletionRoutes:
 
     async def complete(self, request: Request) -> Response:
         """Continue texts."""
-        return await self._pipeline.answer(request, self._read, ("echo",))
+        return await self._pipeline.answer(request, self._read, ("echo", "truncate_prompt_tokens"))
 
     def _read(self, body: dict[str, object]) -> ReadCall:
         fields = read_fields(CompletionFields, body)
@@ -63,6 +64,10 @@ class CompletionRoutes:
             )
         if fields.echo:
             raise AdmissionError(400, "echo cannot be combined with suffix", param="echo")
+        if fields.truncate_prompt_tokens is not None:
+            raise AdmissionError(
+                400, "truncate_prompt_tokens cannot be combined with suffix", param="truncate_prompt_tokens"
+            )
         return tokens
 
 
@@ -89,16 +94,25 @@ class _CompletionCall:
         plan = completion_plan(self.fields, self.context.defaults, limits)
         if not self.fields.echo:
             return plan
-        return replace(plan, echo=tuple(prompt if isinstance(prompt, str) else None for prompt in self.prompts))
+        is_whole = self.fields.truncate_prompt_tokens is None
+        return replace(
+            plan, echo=tuple(prompt if is_whole and isinstance(prompt, str) else None for prompt in self.prompts)
+        )
 
     async def tokenize(self, limits: ModelLimits) -> list[list[int]]:
         if self.fill_in is not None:
             return await self.context.in_worker(lambda: self._fill_in_prompts(limits))
+        truncation = truncation_of(self.fields, limits, self.fields.num_outputs)
         texts = [prompt for prompt in self.prompts if isinstance(prompt, str)]
         if texts:
             codec, add = self.context.codec, self.fields.add_special_tokens
-            return await self.context.in_worker(lambda: encode_texts(codec, texts, limits, add_special_tokens=add))
-        tokens = [prompt for prompt in self.prompts if isinstance(prompt, list)]
+            most = None if truncation is None else self.context.max_values
+            return await self.context.in_worker(
+                lambda: encode_texts(
+                    codec, texts, limits, add_special_tokens=add, most_tokens=most, truncation=truncation
+                )
+            )
+        tokens = truncated([prompt for prompt in self.prompts if isinstance(prompt, list)], truncation)
         if sum(map(len, tokens)) > _LARGE_TOKENS:
             await self.context.in_worker(lambda: check_tokens(tokens, limits, "prompt"))
         else:

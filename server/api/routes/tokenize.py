@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize."""
+"""/tokenize, /detokenize and /tokenizer_info."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
+from tiercel.server.api.contract import GENERATION_REFUSALS, KEY_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits
 from tiercel.server.api.prompt import are_tokens, chat_work, check_tokens, encode_texts
@@ -18,11 +18,14 @@ from tiercel.server.api.replies.tokenize import DetokenizeReply, TokenizeReply
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 from tiercel.server.api.schemas.unsupported import refuse_unsupported, refuse_unsupported_in_messages
+from tiercel.server.http.answer import json_answer
 from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.pieces import PieceAnswer
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.admission import Entry
 from tiercel.server.tenancy.auth import tenant_of
+
+_OF_FILES = ("vocab_file", "merges_file", "tokenizer_file", "name_or_path")
 
 TokenWork = Callable[[], list[int]]
 """Tokenising, to be run by a worker. Errors: AdmissionError (400)."""
@@ -40,7 +43,14 @@ class TokenizeRoutes:
         return [
             ApiRoute("POST", "/tokenize", self.tokenize, _contract(bodies, TokenizeReply)),
             ApiRoute("POST", "/detokenize", self.detokenize, _contract((DetokenizeFields,), DetokenizeReply)),
+            *self._info_routes(),
         ]
+
+    def _info_routes(self) -> list[ApiRoute]:
+        if not self._context.settings.enable_tokenizer_info_endpoint:
+            return []
+        contract = Contract(answers={200: dict[str, object]}, refusals=KEY_REFUSALS)
+        return [ApiRoute("GET", "/tokenizer_info", self.tokenizer_info, contract)]
 
     async def tokenize(self, request: Request) -> Response:
         """Return the tokens of a prompt or of a conversation."""
@@ -49,6 +59,14 @@ class TokenizeRoutes:
             refuse_unsupported(body)
             with self._enter(request):
                 return await run_watched(self._tokenized(body, holding), request.receive)
+
+    async def tokenizer_info(self) -> Response:
+        """Return tokenizer_config.json, with the chat template in use and without names of files."""
+        codec = self._context.codec
+        config = {name: value for name, value in codec.config.items() if name not in _OF_FILES}
+        template = {} if codec.chat_template is None else {"chat_template": codec.chat_template}
+        kind = {"tokenizer_class": config.get("tokenizer_class") or "PreTrainedTokenizerFast"}
+        return json_answer(config | codec.named_specials | kind | template)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of tokens, special ones included."""
@@ -65,7 +83,8 @@ class TokenizeRoutes:
     async def _tokenized(self, body: dict[str, object], holding: BodyHolding) -> Response:
         with holding.displaceable():
             limits = await self._context.limits()
-        work, with_names = self._chat_work(body, limits) if "messages" in body else self._text_work(body, limits)
+        is_chat = body.get("messages") is not None
+        work, with_names = self._chat_work(body, limits) if is_chat else self._text_work(body, limits)
         codec = self._context.codec
 
         def reply() -> bytes:
@@ -80,7 +99,7 @@ class TokenizeRoutes:
             limits = await self._context.limits()
         fields = read_fields(DetokenizeFields, body)
         self._context.model_name(fields.model)
-        tokens = _read_tokens(fields.tokens, limits)
+        tokens = _read_tokens(fields.tokens)
 
         def reply() -> bytes:
             check_tokens([tokens], limits, "tokens")
@@ -114,9 +133,9 @@ class TokenizeRoutes:
         codec, most = self._context.codec, self._context.max_values
 
         def work() -> list[int]:
-            if not fields.prompt:
-                return []
             add = fields.add_special_tokens
+            if not fields.prompt:
+                return codec.framed([], add_special_tokens=add)
             return encode_texts(codec, [fields.prompt], limits, add_special_tokens=add, most_tokens=most)[0]
 
         return work, bool(fields.return_token_strs)
@@ -125,25 +144,16 @@ class TokenizeRoutes:
         refuse_unsupported_in_messages(body)
         fields = read_fields(TokenizeChatFields, body)
         self._context.model_name(fields.model)
-        if fields.add_special_tokens:
-            raise AdmissionError(
-                400, "add_special_tokens is not supported for messages: the chat template has them",
-                param="add_special_tokens",
-            )  # fmt: skip
         context = self._context
         work = chat_work(fields, context.chat_template(), context.codec, limits, most_tokens=context.max_values)
         return lambda: work().tokens, bool(fields.return_token_strs)
 
 
-def _read_tokens(value: object, limits: ModelLimits) -> list[int]:
+def _read_tokens(value: object) -> list[int]:
     entries = cast(list[object], value) if isinstance(value, list) else None
     if entries is None or not (are_tokens(entries) or not entries):
         raise AdmissionError(400, "tokens must be a list of token ids", param="tokens")
-    if len(entries) > limits.max_model_len:
-        raise AdmissionError(
-            400, f"tokens: at most {limits.max_model_len} token ids, the context of this model", param="tokens"
-        )
-    return cast(list[int], entries)
+    return cast(list[int], entries)  # as many as a body may have values
 
 
 def _contract(bodies: tuple[object, ...], answer: object) -> Contract:

@@ -56,6 +56,7 @@ class ChatTemplateFields(Fields):
     verbosity: Literal["low", "medium", "high"] | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
+    add_special_tokens: Flag = False
     chat_template_kwargs: dict[str, object] | None = None
 
 
@@ -70,6 +71,11 @@ class ChatFields(SamplingFields, ChatTemplateFields):
     tool_choice: str | dict[str, object] | None = None  # checked by `read_tool_choice`
     parallel_tool_calls: Flag | None = None
     include_reasoning: Flag | None = None
+
+    @property
+    def max_outputs(self) -> int | None:
+        """The maximum number of output tokens; None: the rest of the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def may_constrain(self) -> bool:

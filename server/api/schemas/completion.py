@@ -7,6 +7,8 @@ from pydantic import Field, SkipValidation
 from tiercel.server.api.schemas.fields import Flag, Integer
 from tiercel.server.api.schemas.sampling import MAX_CHOICES, SamplingFields
 
+_DEFAULT_TOKENS = 16  # as of OpenAI
+
 Prompt = str | list[str] | list[int] | list[list[int]] | None
 
 
@@ -19,6 +21,11 @@ class CompletionFields(SamplingFields):
     best_of: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: str | None = None
     add_special_tokens: Flag = True
+
+    @property
+    def num_outputs(self) -> int:
+        """The maximum number of output tokens."""
+        return _DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def num_choices(self) -> int:

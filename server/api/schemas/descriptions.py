@@ -11,7 +11,10 @@ FIELD_TEXTS: dict[str, str] = {
     "ResponseFields.top_logprobs": "Number of likeliest tokens with log-probabilities.",
     "ResponseFields.user": "Returned, and otherwise ignored: the key decides whose request it is.",
     "add_generation_prompt": "Ends the rendered prompt with the header of an assistant message.",
-    "add_special_tokens": "Adds the tokenizer's special tokens, such as BOS, to texts.",
+    "CompletionFields.add_special_tokens": "Adds the tokenizer's special tokens, such as BOS, to texts.",
+    "TokenizeTextFields.add_special_tokens": "Adds the tokenizer's special tokens, such as BOS.",
+    "add_special_tokens": "Adds the tokenizer's special tokens, such as BOS, to the rendered prompt, in addition to"
+    " those of the chat template.",
     "allowed_token_ids": "No other token is drawn. End tokens are not added.",
     "bad_words": "Words that are not completed, at the beginning of a text and behind a space; at most 32 tokens each.",
     "best_of": "Computes so many choices and returns the `n` of the highest mean log-probability. Not streamed.",
@@ -82,5 +85,9 @@ FIELD_TEXTS: dict[str, str] = {
     " vocabulary, if `--max-logprobs` allows it.",
     "top_p": "Draws from the smallest set of likeliest tokens with this mass; 0 takes the likeliest token.",
     "verbosity": "Given to chat templates that read it.",
+    "truncate_prompt_tokens": "Keeps so many tokens of each prompt, the last ones; special tokens that the tokenizer"
+    " adds stay, and count. -1 stands for all that fit the context with `max_tokens`.",
+    "truncation_side": "The side from which `truncate_prompt_tokens` removes tokens; `right` keeps the first ones. The"
+    " default is left.",
     "user": "Ignored: the key decides whose request it is.",
 }

@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SkipValidation
 
-from tiercel.server.api.schemas.fields import Fields, Flag, Integer, Word
+from tiercel.server.api.schemas.fields import Flag, Integer, Word
 from tiercel.server.api.schemas.sampling import Timeout
+from tiercel.server.api.schemas.truncation import TruncationFields
 
 MAX_INPUTS = 2048
 """Maximum number of inputs of one request, as of OpenAI. Two lists of texts fit an empty queue of the default size."""
@@ -13,7 +14,7 @@ MAX_INPUTS = 2048
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
-class PooledFields(Fields):
+class PooledFields(TruncationFields):
     """The fields that the routes over pooled states share."""
 
     model: Annotated[str | None, Field(description="A name of this server's model.")] = None
@@ -26,6 +27,11 @@ class PooledFields(Fields):
         None
     )
     timeout: Timeout | None = None
+
+    @property
+    def truncation(self) -> TruncationFields:
+        """The truncation of the texts."""
+        return self
 
 
 class EmbeddingFields(PooledFields):
@@ -62,3 +68,31 @@ class RerankFields(PooledFields):
     return_documents: Annotated[
         Flag | None, Field(description="Whether results have the text of their document. The default is true.")
     ] = None
+
+
+class TextRerankFields(PooledFields):
+    """The body of /rerank in the form of TEI."""
+
+    query: Annotated[str, Field(description="The text to which the texts are compared.")]
+    texts: Annotated[Texts, Field(description="The texts to be ordered.")]
+    raw_scores: Annotated[
+        Flag | None, Field(description="true: scores are cosines. Otherwise the sigmoid function is applied to them.")
+    ] = None
+    return_text: Annotated[Flag | None, Field(description="Whether results have their text. The default is false.")] = (
+        None
+    )
+    truncate: Annotated[
+        Flag | None, Field(description="Whether a text that is too long is truncated. The default is false.")
+    ] = None
+    truncation_direction: Annotated[
+        Literal["left", "right", "Left", "Right"] | None,
+        Field(description="The side from which `truncate` removes tokens. The default is right."),
+    ] = None
+
+    @property
+    def truncation(self) -> TruncationFields:
+        """The truncation of the texts."""
+        if not self.truncate or self.truncate_prompt_tokens is not None:
+            return self
+        side: Literal["left", "right"] = "left" if self.truncation_direction in ("left", "Left") else "right"
+        return TruncationFields(truncate_prompt_tokens=-1, truncation_side=side)

@@ -19,9 +19,9 @@ from tiercel.server.api.schemas.fields import (
     Word,
 )
 from tiercel.server.api.schemas.structured import StructuredFields
+from tiercel.server.api.schemas.truncation import INT64_MAX, TruncationFields
 
 INT64_MIN = -(2**63)
-INT64_MAX = 2**63 - 1
 MAX_STOP_LETTERS = 256
 MAX_CHOICES = 128
 MAX_WORD_LETTERS = 256
@@ -51,7 +51,7 @@ class StreamOptions(Fields):
     continuous_usage_stats: Flag | None = None
 
 
-class SamplingFields(StructuredFields):
+class SamplingFields(StructuredFields, TruncationFields):
     """The fields that chat and text completions share."""
 
     model: str | None = None

@@ -19,7 +19,6 @@ class TokenizeChatFields(ChatTemplateFields):
     """The body of /tokenize for a conversation."""
 
     model: str | None = None
-    add_special_tokens: Flag = False
     return_token_strs: Flag | None = None
 
 

@@ -19,7 +19,11 @@ def document_of(model_folder: Path) -> dict[str, Any]:
         return cast(dict[str, Any], (await server.http.get("/openapi.json")).json())
 
     return with_server(
-        server_settings(model_folder), test, disable_fastapi_docs=False, enable_server_load_tracking=True
+        server_settings(model_folder),
+        test,
+        disable_fastapi_docs=False,
+        enable_server_load_tracking=True,
+        enable_tokenizer_info_endpoint=True,
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import math
+import re
 from array import array
 from pathlib import Path
 from typing import cast
@@ -152,6 +153,55 @@ def test_the_order_of_documents(model_folder: Path, codec: TextCodec) -> None:
             said = (await server.http.post(path, json=fields)).headers["x-tiercel-score"]
             assert said == "cosine; model=generative"
         assert "x-tiercel-score" not in (await server.http.post(EMBEDDINGS, json={"input": "a"})).headers
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_every_name_of_a_route_gives_the_same_answer(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        for paths, body in (
+            (("/score", "/v1/score"), {"text_1": "a", "text_2": ["b", "hello world"]}),
+            (("/rerank", "/v1/rerank", "/v2/rerank"), {"query": "a", "documents": ["b", "hello world"]}),
+            (("/rerank", "/v1/rerank", "/v2/rerank"), {"query": "a", "texts": ["b", "hello world"]}),
+        ):
+            answers: list[str] = []
+            for path in paths:
+                answer = await server.http.post(path, json=body)
+                assert answer.status_code == 200, answer.text
+                answers.append(re.sub('"id":"[^"]*",', "", answer.text))
+            assert all(one == answers[0] for one in answers)
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_a_ranking_in_the_form_of_tei(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        texts = ["hello", "one two three four", "hello hello"]
+        ranked = (await server.http.post(RERANK, json={"query": "hello", "documents": texts})).json()["results"]
+        body = {"query": "hello", "texts": texts}
+        raw = await server.http.post("/rerank", json={**body, "raw_scores": True, "return_text": True})
+        assert raw.headers["x-tiercel-score"] == "cosine; model=generative"
+        assert raw.json() == [
+            {"index": one["index"], "score": one["relevance_score"], "text": one["document"]["text"]} for one in ranked
+        ]
+        answer = await server.http.post("/rerank", json=body)
+        assert answer.headers["x-tiercel-score"] == "sigmoid of cosine; model=generative"
+        assert answer.json() == [
+            {"index": one["index"], "score": pytest.approx(1 / (1 + math.exp(-one["relevance_score"])))}
+            for one in ranked
+        ]
+        both = await server.http.post("/rerank", json={**body, "documents": texts})
+        assert (both.status_code, both.json()["error"]["param"]) == (400, "texts")
+        long = {"query": "hello", "texts": ["word " * 500]}
+        refused = await server.http.post("/rerank", json=long)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        sent: list[list[int]] = []
+        for direction in (None, "Right", "left"):
+            fields = {**long, "truncate": True, "truncation_direction": direction}
+            assert (await server.http.post("/rerank", json=fields)).status_code == 200
+            sent.append(list(unpack_tokens(server.engine.submitted[-1].prompt)))
+        assert [len(one) for one in sent] == [256] * 3
+        assert sent[0] == sent[1] != sent[2]
 
     with_server(server_settings(model_folder), test)
 

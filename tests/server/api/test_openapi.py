@@ -40,7 +40,11 @@ def document(model_folder: Path) -> Tree:
         return cast(Tree, (await server.http.get("/openapi.json")).json())
 
     return with_server(
-        server_settings(model_folder), test, enable_server_load_tracking=True, disable_fastapi_docs=False
+        server_settings(model_folder),
+        test,
+        enable_server_load_tracking=True,
+        enable_tokenizer_info_endpoint=True,
+        disable_fastapi_docs=False,
     )
 
 
@@ -195,7 +199,14 @@ def test_answers_match_their_documented_schema(
 
     settings = server_settings(model_folder)
     script = Script(fail_prompt_with=7)
-    with_server(settings, test, script, tenants_config=str(file), enable_server_load_tracking=True)
+    with_server(
+        settings,
+        test,
+        script,
+        tenants_config=str(file),
+        enable_server_load_tracking=True,
+        enable_tokenizer_info_endpoint=True,
+    )
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])

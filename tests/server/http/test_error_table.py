@@ -105,7 +105,6 @@ ROWS: list[tuple[str, dict[str, object], int, str | None, str]] = [
             ("guided_something", 1),
             ("chat_template", "x"),
             ("documents", []),
-            ("truncate_prompt_tokens", 5),
             ("functions", []),
             ("logprob_token_ids", [5]),
         ]
