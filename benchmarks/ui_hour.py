@@ -1,6 +1,7 @@
 """The page at /ui under load for an hour: redraws per second, and growth of its memory.
 
     python benchmarks/ui_hour.py [--model FOLDER] [--seconds 3600] [--every 30] [--json FILE] [--pictures DIR]
+    python benchmarks/ui_hour.py --seconds 180 --clients 6 --picture docs/ui.png     the picture in docs/ui.md
 
 Starts `tiercel serve` with three tenants, three tiers and room for a few sequences, keeps it busy with a closed loop of
 conversations, and reads the page in headless Chromium with the admin key. A garbage collection precedes each reading.
@@ -120,6 +121,23 @@ async def take_pictures(page: "Page", folder: Path) -> None:
         await page.screenshot(path=str(folder / f"{name}.png"), full_page=True)
 
 
+async def take_picture(page: "Page", file: Path) -> None:
+    """Take the picture of the documentation: the whole page with an answer in the chat, in 256 colours."""
+    from PIL import Image
+
+    await page.get_by_label("Tenant's key").fill("chat-key")
+    await page.get_by_label("Tokens", exact=True).fill("32")
+    await page.get_by_label("Your message").fill("The code of Anna is 4821. What is the code of Anna?")
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector(".said.assistant:not(.is-coming):not(:empty)", timeout=120_000)
+    await page.evaluate("document.activeElement.blur()")
+    await asyncio.sleep(1.0)
+    await page.screenshot(path=str(file), full_page=True)
+    with Image.open(file) as picture:
+        small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    small.save(file, optimize=True)
+
+
 async def watch(url: str, args: argparse.Namespace) -> list[dict[str, float]]:
     """Read the page at intervals until the time is over."""
     looks: list[dict[str, float]] = []
@@ -140,6 +158,8 @@ async def watch(url: str, args: argparse.Namespace) -> list[dict[str, float]]:
             await asyncio.sleep(min(args.every, args.seconds - now["at_s"] + 0.01))
         if args.pictures is not None:
             await take_pictures(page, args.pictures)
+        if args.picture is not None:
+            await take_picture(page, args.picture)
     return looks
 
 
@@ -166,6 +186,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=4, help="of each of the three tenants")
     parser.add_argument("--json", type=Path, help="write every look and the summary here")
     parser.add_argument("--pictures", type=Path, help="leave screenshots in this folder")
+    parser.add_argument("--picture", type=Path, help="write the picture of the documentation to this file")
     args, flags = parser.parse_known_args()
     if args.pictures is not None:
         args.pictures.mkdir(parents=True, exist_ok=True)
