@@ -104,7 +104,7 @@ def encode_texts(
 
 def encode_text(codec: TextCodec, text: str, most_tokens: int) -> list[int]:
     """Return the tokens of a text without those that the tokenizer adds. Errors: LongTextError."""
-    if (at_least := _least_tokens(len(text), codec)) >= most_tokens:
+    if (at_least := least_tokens(len(text), codec)) >= most_tokens:
         raise LongTextError(at_least)
     return codec.encode(text, add_special_tokens=False, most_tokens=most_tokens)
 
@@ -183,17 +183,18 @@ def with_drawable_tokens(params: SamplingParams, codec: TextCodec) -> SamplingPa
 
 def check_text_length(letters: int, codec: TextCodec, limits: ModelLimits) -> None:
     """Refuse a text that cannot fit into the context, without tokenising it. Errors: AdmissionError (400)."""
-    at_least = _least_tokens(letters, codec)
+    at_least = least_tokens(letters, codec)
     if at_least >= limits.longest:
         raise too_long(at_least, limits, at_least=True)
 
 
 def may_fit(letters: int, codec: TextCodec, limits: ModelLimits) -> bool:
     """Return whether a text of so many characters may fit into the context."""
-    return _least_tokens(letters, codec) < limits.longest
+    return least_tokens(letters, codec) < limits.longest
 
 
-def _least_tokens(letters: int, codec: TextCodec) -> int:
+def least_tokens(letters: int, codec: TextCodec) -> int:
+    """Return the number of tokens that a text of so many characters has at least."""
     return letters // (codec.vocabulary.longest_bytes * _MAX_SHRINKING)
 
 
@@ -214,7 +215,7 @@ def chat_work(
     continues, most = _continues(fields), limits.longest if most_tokens is None else most_tokens
     messages, tools = read_messages(fields.messages), tools_json(fields.tools or ())
     with refusing_long_texts(limits, most):
-        at_least = _least_tokens(sum(message.letters for message in messages) + len(tools), codec)
+        at_least = least_tokens(sum(message.letters for message in messages) + len(tools), codec)
         if at_least >= most:
             raise LongTextError(at_least)
     for message in messages:

@@ -129,11 +129,10 @@ class ResponseCall:
         return await self.chat.context.in_worker(lambda: self.chat.render(self._messages(limits), limits))
 
     def _messages(self, limits: ModelLimits) -> list[MessageFields]:
-        """Return the messages. A conversation that cannot fit is not decoded, nor are turns that may be left out."""
-        codec = self.chat.context.codec
+        """Return the messages. A conversation that cannot fit is not decoded."""
         if not self.truncates:
-            check_text_length(self.input.least_letters, codec, limits)
-        messages = self.input.messages(lambda letters: may_fit(letters, codec, limits))
+            check_text_length(self.input.least_letters, self.chat.context.codec, limits)
+        messages = self.input.messages()
         if self.is_stored:
             self.input.encode()
         return messages

@@ -31,7 +31,8 @@ class ResponseInput:
     """The items before and in a request. Stored ones are decoded by a worker, one after the other and each once.
 
     `limit_bytes` is that of a body: what the request refers to may be as large as what it could send. With `truncates`
-    the oldest turns that do not fit are left out; they are not read.
+    the oldest turns that do not fit are left out, those beyond this limit and those that cannot fit into the context as
+    `may_fit` judges a number of characters; they are neither counted nor decoded.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ResponseInput:
         *,
         truncates: bool,
         limit_bytes: int,
+        may_fit: Callable[[int], bool] = lambda _letters: True,
     ) -> None:
         """Errors: AdmissionError (413, or 400 for too many items) naming the field and the limit."""
         self._items = items
@@ -57,13 +59,17 @@ class ResponseInput:
             earlier = _earlier(
                 parent, limit_bytes - referred_bytes, limit_bytes, truncates=truncates, needs_question=needs_question
             )
-        self._stored_before: Sequence[StoredItem] = earlier
+        self._entries: list[Item | StoredItem] = [*earlier, *items]
+        self._num_before = len(earlier)
+        if truncates:
+            self._entries, num_dropped = _possible(self._entries, may_fit)
+            self._num_before = max(0, self._num_before - num_dropped)
         self._own_encoded: list[StoredItem] | None = None
 
     @property
     def expanded_bytes(self) -> int:
         """The memory of the stored items as messages, those several times that are there several times."""
-        stored = [*self._stored_before, *(item for item in self._items if isinstance(item, StoredItem))]
+        stored = [entry for entry in self._entries if isinstance(entry, StoredItem)]
         return sum(item.decoded_bytes for item in stored) + _MESSAGE_BYTES * len(stored)
 
     @property
@@ -78,19 +84,11 @@ class ResponseInput:
     @property
     def least_letters(self) -> int:
         """The characters of the stored items' texts, or fewer. Cost: an addition for each item."""
-        return sum(map(_num_letters, self._stored_before)) + sum(map(_num_letters, self._items))
+        return sum(map(_num_letters, self._entries))
 
-    def messages(self, may_fit: "Callable[[int], bool]" = lambda _letters: True) -> list[MessageFields]:
-        """Return the messages of the conversation. For workers. Errors: AdmissionError (400); ClientGoneError.
-
-        `may_fit` tells whether so many characters may fit into the context. Where the oldest turns may be left out,
-        those that cannot fit are neither decoded nor returned.
-        """
-        entries, num_before = [*self._stored_before, *self._items], len(self._stored_before)
-        if self._truncates:
-            entries, num_dropped = _possible(entries, may_fit)
-            num_before = max(0, num_before - num_dropped)
-        messages = chat_messages(self._decoded(entries), self._instructions, num_before)
+    def messages(self) -> list[MessageFields]:
+        """Return the messages of the conversation. For workers. Errors: AdmissionError (400); ClientGoneError."""
+        messages = chat_messages(self._decoded(), self._instructions, self._num_before)
         if self._truncates and len(messages) > MAX_MESSAGES:
             messages = _without_oldest(messages, MAX_MESSAGES)
         places = [str(message.pop("place")) for message in messages]
@@ -108,10 +106,10 @@ class ResponseInput:
         assert self._own_encoded is not None
         return self._own_encoded
 
-    def _decoded(self, entries: Sequence[Item | StoredItem]) -> Iterator[Item]:
-        uses = Counter(entry for entry in entries if isinstance(entry, StoredItem))
+    def _decoded(self) -> Iterator[Item]:
+        uses = Counter(entry for entry in self._entries if isinstance(entry, StoredItem))
         known: dict[StoredItem, Item] = {}  # those that come again
-        for entry in entries:
+        for entry in self._entries:
             if not isinstance(entry, StoredItem):
                 yield entry
                 continue

@@ -94,7 +94,9 @@ def test_the_last_words_of_a_program_are_read_before_it_counts_as_dead(monkeypat
 
 def test_a_descendant_that_never_stops_writing_keeps_no_program_alive(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    found = child(f"if os.fork(): os._exit(1)\nwhile not os.path.exists({str(stop)!r}): os.write(1, bytes([10]) * 65536)")
+    found = child(
+        f"if os.fork(): os._exit(1)\nwhile not os.path.exists({str(stop)!r}): os.write(1, bytes([10]) * 65536)"
+    )
     end_s = time.monotonic() + 20
     try:
         while found.is_alive:

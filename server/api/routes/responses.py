@@ -19,6 +19,7 @@ from tiercel.server.api.hold import Hold
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.paging import page_of, page_query
 from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
+from tiercel.server.api.prompt import least_tokens
 from tiercel.server.api.replies.hole import HOLE, hole
 from tiercel.server.api.replies.response_events import ResponseEvent
 from tiercel.server.api.replies.response_shape import ResponseShape
@@ -264,7 +265,13 @@ class ResponseRoutes:
             fields.instructions,
             truncates=fields.truncation == "auto",
             limit_bytes=self._context.settings.max_body_bytes,
+            may_fit=self._may_fit,
         )
+
+    def _may_fit(self, letters: int) -> bool:
+        """Return whether so many characters may fit into the context; True while it is not known."""
+        ready = self._context.client.status.ready
+        return ready is None or least_tokens(letters, self._context.codec) < ready.max_model_len
 
     def _chat(self, chat: Mapping[str, object]) -> ChatFields:
         """Return the request as a chat request whose messages are known later. Errors: AdmissionError (400)."""

@@ -117,7 +117,11 @@ def test_turns_that_cannot_fit_are_not_decoded(monkeypatch: pytest.MonkeyPatch) 
 
     def texts(*items: Item | StoredItem, parent: StoredTurn | None = turn, most: int = 3100) -> list[int]:
         decoded.clear()
-        messages = _read(parent, *items, truncates=True).messages(lambda letters: letters <= most)
+        input = ResponseInput(
+            parent, items, None, truncates=True, limit_bytes=8 * MIB, may_fit=lambda letters: letters <= most
+        )
+        messages = input.messages()
+        assert input.expanded_bytes < 8 * most + 20 * KIB, "what is left out is not counted"
         return [len(str(message.content)) for message in messages]
 
     assert texts(_message("m", "now")) == [9, 1000, 1, 1000, 1, 1000, 1, 3]
@@ -189,6 +193,10 @@ def test_decoding_ends_when_nobody_waits_for_it() -> None:
     input.abandon()
     with pytest.raises(ClientGoneError):
         input.messages()
+
+
+_MAY_FIT = 32_768
+"""A context into which 200,000 letters may fit, as far as their number tells."""
 
 
 class _Gated:
@@ -269,7 +277,7 @@ def test_what_a_request_stands_for_is_held_in_the_budget_of_bodies_and_given_bac
                 await until(lambda: bodies.held_bytes == 0)
 
     settings = replace(server_settings(model_folder), max_pending_body_bytes=300_000)
-    _with_gate(settings, test, script(codec))
+    _with_gate(settings, test, script(codec, max_model_len=_MAY_FIT))
 
 
 def test_a_client_that_leaves_and_a_deletion_while_items_are_decoded_leave_nothing(
@@ -288,7 +296,7 @@ def test_a_client_that_leaves_and_a_deletion_while_items_are_decoded_leave_nothi
         await until(lambda: store.num_bytes == 0)
         gate.set()
 
-    _with_gate(server_settings(model_folder), test, script(codec))
+    _with_gate(server_settings(model_folder), test, script(codec, max_model_len=_MAY_FIT))
 
 
 def test_the_stored_items_of_many_requests_are_counted_once(model_folder: Path, codec: TextCodec) -> None:
