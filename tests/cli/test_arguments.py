@@ -121,6 +121,52 @@ def test_other_values_of_harmless_flags_are_refused(line: str, message: str) -> 
     assert caught.value.message == message
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-tp 1 -pp 1 -dp 1 --nnodes 1 --distributed-executor-backend mp",
+        "--calculate-kv-scales",
+        "--task embed",
+        "--task score",
+        "--runner pooling --convert embed",
+        "--cpu-offload-gb 4",
+        "--guided-decoding-backend xgrammar",
+        "--enable-auto-tool-choice --enable-chunked-prefill",
+        "--no-trust-remote-code --no-enable-lora --no-headless",
+        "--revision main --tokenizer-mode auto --config-format hf",
+        "--compilation-config 3 --max-seq-len-to-capture 8192",
+        "--disable-log-stats --disable-uvicorn-access-log --uvicorn-log-level warning",
+        "--num-scheduler-steps 8 --use-v2-block-manager",
+        "--limit-mm-per-prompt image=0",
+    ],
+)
+def test_lines_of_vllm_that_are_served_lose_their_idle_flags(line: str) -> None:
+    """The tables are checked against lines as people write them: a row that moves to another table is noticed."""
+    assert translated(f"model {line}") == ["model"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("-tp 2", "-pp 2", "-dp 2", "-dcp 2", "--nnodes 2", "--headless", "--enable-expert-parallel"),
+        *("--trust-remote-code", "--enable-lora", "--lora-modules a=b", "--enable-prompt-embeds"),
+        *("--speculative-model draft", "-sc.method eagle", "--kv-transfer-config {}", "--hf-overrides {}"),
+        *("--task classify", "--runner draft", "--convert classify", "--revision v2", "--tokenizer-mode mistral"),
+        *("--middleware a.b", "--scheduler-cls a.b", "--worker-cls a.b", "--logits-processors a.b"),
+        *("--logprobs-mode processed_logits", "--enable-sleep-mode", "--skip-tokenizer-init", "--response-role user"),
+        *("--no-enable-chunked-prefill", "--no-enable-auto-tool-choice", "--ssl-ca-certs ca.pem"),
+        *("--guided-decoding-disable-any-whitespace", "--api-server-count 2", "--allowed-local-media-path /"),
+    ],
+)
+def test_lines_of_vllm_that_would_change_the_outcome_are_refused(line: str) -> None:
+    with pytest.raises(ConfigError, match="is not supported: "):
+        translated(f"model {line}")
+
+
+def test_short_spellings_stand_for_the_long_ones() -> None:
+    assert translated("model -q awq") == ["model", "--quantization", "awq"]
+
+
 def test_old_spellings_act_and_warn() -> None:
     warnings: list[str] = []
     assert translate(["--disable-log-requests"], warnings) == ["--enable-log-requests=false"]

@@ -11,7 +11,7 @@ from tests.server.harness import server_settings
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
 from tiercel.port_holder import ways_out
-from tiercel.server.http.listen import bind, check_tls, url_of
+from tiercel.server.http.listen import bind, bind_admin, check_tls, url_of
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,58 @@ from tiercel.server.http.listen import bind, check_tls, url_of
 def test_the_process_that_has_a_port_is_named_with_the_ways_out(command: list[str], words: str, tmp_path: Path) -> None:
     """A process of /proc that holds a real socket of this test."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        port, link = sock.getsockname()[1], os.readlink(f"/proc/self/fd/{sock.fileno()}")
-        (tmp_path / "net").symlink_to("/proc/self/net")
-        (tmp_path / "77" / "fd").mkdir(parents=True)
-        (tmp_path / "77" / "fd" / "3").symlink_to(link)
-        (tmp_path / "77" / "cmdline").write_text("\0".join(command) + "\0")
+        port = _hold(tmp_path, sock, command)
         assert words.format(pid=77) in ways_out(port, "--port", tmp_path)
         (tmp_path / "77" / "fd" / "3").unlink()
         assert ways_out(port, "--port", tmp_path).startswith("choose another --port, or end")
+
+
+def _hold(proc: Path, sock: socket.socket, command: list[str]) -> int:
+    """Make a /proc with one process that has this socket; return the port of the socket."""
+    (proc / "net").symlink_to("/proc/self/net")
+    (proc / "77" / "fd").mkdir(parents=True)
+    (proc / "77" / "fd" / "3").symlink_to(os.readlink(f"/proc/self/fd/{sock.fileno()}"))
+    (proc / "77" / "cmdline").write_text("\0".join(command) + "\0")
+    return sock.getsockname()[1]
+
+
+def test_only_the_port_of_a_daemon_can_be_taken_over(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        way = ways_out(_hold(tmp_path, sock, ["tiercel", "serve"]), "--admin-port", tmp_path)
+    assert way == "the process 77 (tiercel serve) listens there: choose another --admin-port, or end that process"
+
+
+def test_a_holder_of_an_ipv6_port_is_found_and_a_long_command_is_cut(tmp_path: Path) -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as sock:
+        way = ways_out(_hold(tmp_path, sock, ["python", "x" * 500]), "--port", tmp_path)
+    assert way.startswith(f"the process 77 (python {'x' * 73}) listens there")
+
+
+def test_a_process_that_only_talks_from_a_port_does_not_hold_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        assert ways_out(_hold(tmp_path, client, ["curl"]), "--port", tmp_path).startswith(
+            "choose another --port, or end"
+        )
+
+
+def test_an_address_in_use_names_the_flag_and_the_way_out(model_folder: Path, tmp_path: Path) -> None:
+    settings = server_settings(model_folder)
+    with bind(settings) as taken:
+        port = taken.getsockname()[1]
+        for flag, changed in (
+            ("--port", replace(settings, port=port)),
+            ("--admin-port", replace(settings, admin_port=port, admin_host=settings.host)),
+        ):
+            with pytest.raises(ConfigError, match=f"Address already in use; .*choose another {flag}[,; ]"):
+                (bind if flag == "--port" else bind_admin)(changed)
+    path = str(tmp_path / "x.sock")
+    with bind(replace(settings, uds=path)):
+        for flag, changed in (
+            ("--uds", replace(settings, uds=path)),
+            ("--admin-uds", replace(settings, admin_uds=path)),
+        ):
+            with pytest.raises(ConfigError, match=f"Address already in use; choose another {flag}$"):
+                (bind if flag == "--uds" else bind_admin)(changed)
 
 
 def test_answers_are_not_held_back_by_nagle(model_folder: Path) -> None:
