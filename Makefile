@@ -79,7 +79,7 @@ format: $(TEST_READY)  ## format and fix with ruff
 
 pytest: $(TEST_READY)  ## all tests that need no browser, no Docker and no fault; installs strace and promtool if it may
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
-	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser --ignore tests/deploy --ignore tests/faults --ignore tests/clients $(TESTS)
+	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/browser --ignore tests/deploy --ignore tests/faults --ignore tests/clients $(TESTS)
 
 test-slow: $(TEST_READY)  ## killed processes, disk faults, hundreds of random walks: about ten minutes
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs

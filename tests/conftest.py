@@ -4,9 +4,11 @@ Slow and long runs are skipped by default; without a GPU kernels run in Triton's
 are reported at the end.
 """
 
+import gc
 import logging
 import os
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -54,13 +56,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: tens of seconds; runs only when asked for with -m slow, as in CI")
     config.addinivalue_line("markers", "long: minutes of simulation; runs only when asked for with -m long")
+    config.addinivalue_line("markers", "sampled(count): `make test` runs so many of the cases, -m slow the others")
     config.addinivalue_line(
         "markers", "ray: needs Ray, which `make test-cluster` installs; runs only when asked for with -m ray"
     )
 
 
+def pytest_collection() -> None:
+    gc.disable()  # each look at all that a thousand modules hold takes half a second
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the slow, the long and those of Ray unless the command line names them; slow and long: long ones."""
+    if not config.option.keyword and not any("::" in name for name in config.args):
+        _sample(items)
 
     def is_unasked(item: pytest.Item) -> bool:
         kind = next((name for name in ("ray", "long", "slow") if item.get_closest_marker(name)), None)
@@ -70,3 +85,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _sample(items: list[pytest.Item]) -> None:
+    """Mark the cases of a sampled test as slow but for some, which are scattered over its parameters."""
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for of_test in cases.values():
+        count: int = of_test[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr] - it was looked for
+        for item in sorted(of_test, key=lambda item: zlib.crc32(item.nodeid.encode()))[count:]:
+            item.add_marker("slow")

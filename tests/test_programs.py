@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.parametrize(("tools", "code", "end"), [("", 0, "skipped"), ("required", 1, "failed")])
 @pytest.mark.parametrize("target", ["promtool", "strace"])
+@pytest.mark.sampled(2)
 def test_missing_programs_skip_tests_locally_and_fail_in_ci(
     tmp_path: Path, target: str, tools: str, code: int, end: str
 ) -> None:

@@ -51,6 +51,7 @@ def test_the_shapes_are_those_of_the_joined_layers(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.sampled(1)
 def test_the_program_compiles_for_every_class(kind: ProcessorClass) -> None:
     if kind != "portable" and platform.machine() != "x86_64":
         pytest.skip("classes of x86-64")

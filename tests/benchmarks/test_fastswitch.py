@@ -47,11 +47,13 @@ def test_reuse_halves_the_blocks_swapped_out() -> None:
     assert written[FULL] <= fastswitch.MAX_SWAPPED * written[NO_REUSE]
 
 
+@pytest.mark.slow
 def test_only_merged_copies_are_larger_than_a_block() -> None:
     assert played(FULL)[1].copy_bytes > fastswitch_replay.BLOCK_TOKENS * fastswitch_replay.TOKEN_BYTES
     assert played(ALL_OFF)[1].copy_bytes == fastswitch_replay.BLOCK_TOKENS * fastswitch_replay.TOKEN_BYTES
 
 
+@pytest.mark.slow
 def test_a_replay_is_the_same_every_time() -> None:
     first, second = played(FULL)[1], replay(FULL).run()
     assert replace(first, real_s=0.0) == replace(second, real_s=0.0)

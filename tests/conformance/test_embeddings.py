@@ -43,6 +43,7 @@ def _vectors(answer: httpx.Response) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("seed", [3, *fresh_seeds(1)])
+@pytest.mark.sampled(2)
 def test_vectors_of_texts(served: tuple[Daemon, str], seed: int) -> None:
     """Batches equal single inputs, and inputs that take several steps, or whose prefix is cached, equal the rest."""
     server, pooling = served

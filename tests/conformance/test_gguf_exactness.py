@@ -34,6 +34,7 @@ def one_thread() -> None:
 
 
 @pytest.mark.parametrize(("family", "kind"), CASES)
+@pytest.mark.sampled(12)
 def test_a_file_gives_the_logits_of_the_model_that_it_means(family: str, kind: str, tmp_path: Path) -> None:
     reference = write_model(tmp_path / "a.gguf", family, kind, SEED)
     folder = unfold_model(tmp_path / "a.gguf", tmp_path / "cache")

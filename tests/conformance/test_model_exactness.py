@@ -73,6 +73,7 @@ def expected_logits(twin: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("chunk", fast_and_slow([7, PROMPT], [1, 16]))
+@pytest.mark.sampled(10)
 def test_logits_do_not_depend_on_how_a_prompt_is_sliced(
     twins: tuple[PreTrainedModel, Path], chunk: int, backend: str
 ) -> None:

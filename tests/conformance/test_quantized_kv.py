@@ -89,6 +89,7 @@ def arena_fd() -> Iterator[int]:
     ],
     ids=["together", "chunked", "chunked by blocks", "recomputed", "swapped"],
 )
+@pytest.mark.sampled(4)
 def test_tokens_are_those_of_each_sequence_alone(
     folder: Path, alone: dict[CacheDtype, list[list[int]]], cache: CacheDtype, settings: dict[str, object]
 ) -> None:

@@ -37,6 +37,7 @@ def arena_fd() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("mode", ["swap", "auto", "recompute"])
+@pytest.mark.sampled(5)
 def test_preempted_and_brought_back(reference: Reference, exact: Compare, mode: str) -> None:
     scale = reference.scale
     small = bench(
@@ -54,6 +55,7 @@ def test_preempted_and_brought_back(reference: Reference, exact: Compare, mode: 
     small.close()
 
 
+@pytest.mark.sampled(2)
 def test_prefixes_that_come_back_from_ddr(reference: Reference, exact: Compare) -> None:
     scale = reference.scale
     small = bench(
@@ -67,6 +69,7 @@ def test_prefixes_that_come_back_from_ddr(reference: Reference, exact: Compare) 
 
 
 @pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.sampled(3)
 def test_prefixes_that_come_back_from_the_disk_after_a_restart(
     reference: Reference, exact: Compare, tmp_path: Path, apart: bool
 ) -> None:
@@ -87,6 +90,7 @@ def test_prefixes_that_come_back_from_the_disk_after_a_restart(
 
 
 @pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.sampled(3)
 def test_a_new_engine_finds_the_blocks_in_shared_memory(
     reference: Reference, exact: Compare, arena_fd: int, apart: bool
 ) -> None:

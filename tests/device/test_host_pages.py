@@ -47,6 +47,7 @@ def huge_bytes(address: int) -> int:
 
 
 @pytest.mark.parametrize("size", [1, PAGE, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 5])
+@pytest.mark.sampled(2)
 def test_a_file_is_mapped_on_a_multiple_of_2_mib_and_until_its_last_view_is_gone(memfd: int, size: int) -> None:
     os.ftruncate(memfd, size)
     before = num_mappings()

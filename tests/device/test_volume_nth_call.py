@@ -139,6 +139,7 @@ def check(volume: Volume, slot: int, key: bytes) -> bool:
         *(("allocate", way) for way in ("EIO", "ENOSPC")),
     ],
 )
+@pytest.mark.sampled(4)
 def test_no_failing_call_in_the_life_of_a_volume_gives_a_wrong_block(tmp_path: Path, kind: str, way: str) -> None:
     for number in range(1, MOST_CALLS):
         folder = tmp_path / f"kv{number}"

@@ -108,6 +108,7 @@ def test_clients_that_leave_at_their_deadlines_leave_nothing_behind(served: Daem
     served.assert_nothing_held()
 
 
+@pytest.mark.slow
 def test_swapped_out_sequences_end_at_their_deadline_and_free_their_blocks(tmp_path: Path) -> None:
     """Six sequences in a pool for about two: at their common deadline most of them are swapped out."""
     flags = ("--cpu-device-pool", "--num-gpu-blocks-override", "40", "--max-model-len", "480", "--kv-host-size", "64M")

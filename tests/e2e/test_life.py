@@ -47,6 +47,7 @@ def test_a_drain_lets_streams_finish_and_ends_with_zero(tmp_path: Path) -> None:
         assert not Path(f"/proc/{engine}").exists()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_drain_and_the_stream_gets_an_error(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
         heard: list[str] = []
@@ -109,6 +110,7 @@ def test_the_server_answers_while_the_model_loads(tmp_path: Path) -> None:
         (("--quantization", "aqw"), "--quantization"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_a_failed_start_gives_its_reason_in_one_line(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
     command = [TIERCEL, "serve", "--port", "0", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
@@ -119,6 +121,7 @@ def test_a_failed_start_gives_its_reason_in_one_line(flags: tuple[str, ...], sai
     assert len(complaint) == 1
 
 
+@pytest.mark.slow
 def test_a_piped_chat_talks_to_the_daemon(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
         command = [TIERCEL, "chat", "--url", running.url]

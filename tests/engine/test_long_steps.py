@@ -31,6 +31,7 @@ class YieldingBench(Bench):
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(15))
+@pytest.mark.sampled(5)
 def test_random_work_of_long_and_short_steps_gives_the_right_tokens(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     bench = YieldingBench(

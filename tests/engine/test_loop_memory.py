@@ -244,6 +244,7 @@ def test_the_log_contains_the_tokens_before_and_after(caplog: pytest.LogCaptureF
 @PLACES
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(6)
 def test_over_three_tiers_a_shortage_loses_no_block(seed: int, depth: int, is_at_launch: bool) -> None:
     rng = random.Random(seed)
     bench = TierBench(blocks=24, host=60, disk=100, depth=depth, seqs=8, tokens=64)

@@ -65,6 +65,7 @@ class QuotaBench(TierBench):
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.sampled(10)
 def test_tenants_stay_within_their_quotas_and_every_request_ends(seed: int, depth: int, mode: PreemptionMode) -> None:
     rng = random.Random(seed)
     bench = QuotaBench(rng, depth, mode)
@@ -82,6 +83,7 @@ def test_tenants_stay_within_their_quotas_and_every_request_ends(seed: int, dept
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.sampled(4)
 def test_no_request_is_lost_or_stuck_while_quotas_change(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     bench = QuotaBench(rng, depth, "auto")

@@ -161,6 +161,7 @@ def walk(seed: int, policy: PolicyName, size: Size) -> None:
 @pytest.mark.parametrize(
     "seed", fast_and_slow((*range(4), 99, 134, *fresh_seeds(2)), (*range(4, 60), *fresh_seeds(60)))
 )
+@pytest.mark.sampled(6)
 def test_all_requests_that_fit_alone_end_in_a_pool_that_holds_one_of_them(seed: int, policy: PolicyName) -> None:
     walk(seed, policy, SIZES[0])
 
@@ -168,6 +169,7 @@ def test_all_requests_that_fit_alone_end_in_a_pool_that_holds_one_of_them(seed: 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("size", SIZES[1:], ids=lambda size: f"{size.step} tokens")
 @pytest.mark.parametrize("seed", fast_and_slow((0, *fresh_seeds(1)), (*range(1, 12), *fresh_seeds(12))))
+@pytest.mark.sampled(3)
 def test_all_requests_end_with_the_steps_of_a_gpu(seed: int, size: Size, policy: PolicyName) -> None:
     walk(seed, policy, size)
 
@@ -176,6 +178,7 @@ def test_all_requests_end_with_the_steps_of_a_gpu(seed: int, size: Size, policy:
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("reads", [None, 0])
 @pytest.mark.parametrize(("host", "disk"), [(0, 0), (40, 0), (40, 100)])
+@pytest.mark.sampled(8)
 def test_a_request_of_a_higher_band_and_an_earlier_one_both_end(
     policy: PolicyName, prefix_caching: bool, reads: int | None, host: int, disk: int
 ) -> None:

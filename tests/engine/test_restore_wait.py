@@ -123,6 +123,7 @@ def test_a_restored_sequence_is_in_the_next_step_if_its_blocks_land_before_the_s
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(5)
 def test_random_swaps_give_the_right_tokens_with_waiting(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     slow = SimRates(block_bytes=BYTES, spill_bytes_per_s=4e6, restore_bytes_per_s=rng.choice([1e6, 4e6]))

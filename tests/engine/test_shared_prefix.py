@@ -173,6 +173,7 @@ SMALL_STEPS = StepLimits(64, 64, tbt_goal_ms=100.0, min_prefill_share=0.3)
         ),
     ],
 )
+@pytest.mark.sampled(6)
 def test_the_shared_prefix_is_computed_once(load: Load) -> None:
     for seed in range(3):
         bench = Bench(load, seed)

@@ -47,6 +47,7 @@ def oracle(rng: random.Random, right: Callable[[list[int], int], list[int]]) -> 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.sampled(12)
 def test_any_proposals_give_exactly_the_right_tokens(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     bench = Bench(
@@ -60,6 +61,7 @@ def test_any_proposals_give_exactly_the_right_tokens(seed: int, depth: int) -> N
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.sampled(10)
 def test_the_runner_checks_any_proposals(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     bench = GraphBench(

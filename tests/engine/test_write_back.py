@@ -70,6 +70,7 @@ class WriteBackBench(TierBench):
 
 
 @pytest.mark.parametrize(("limits", "keeps_up"), [(CONSTANT, False), (BY_SPEED, True)], ids=["constant", "by speed"])
+@pytest.mark.sampled(1)
 def test_write_back_on_a_fast_link_keeps_up_with_the_growth_of_many_sequences(
     limits: TierLimits, keeps_up: bool
 ) -> None:

@@ -98,6 +98,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("seed", [*range(40), *fresh_seeds(10)])
+@pytest.mark.sampled(6)
 def test_operations_on_many_slots_equal_operations_slot_by_slot(seed: int) -> None:
     rng = random.Random(seed)
     blocks = rng.choice([50, 150, 400])

@@ -17,6 +17,7 @@ STEPS = 10_000
 
 
 @pytest.mark.parametrize("seed", fast_and_slow(range(4), range(4, 20)))
+@pytest.mark.sampled(2)
 def test_service_follows_the_weights_within_the_bound(seed: int) -> None:
     assert widest_gap(seed, STEPS) <= 1
 
@@ -108,6 +109,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("book", "rules"), BROKEN)
+@pytest.mark.sampled(2)
 def test_the_bound_fails_when_a_rule_is_broken(book: type[TenantBook], rules: type[PreemptionRules]) -> None:
     assert any(widest_gap(seed, STEPS, book, rules) > 1 for seed in (0, 3, 5))
 

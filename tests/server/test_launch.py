@@ -159,6 +159,7 @@ def _is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.sampled(1)
 def test_an_idle_server_exits_with_0_and_ends_its_engine(model_folder: Path, number: signal.Signals) -> None:
     with started(model_folder) as server:
         server.await_url()
@@ -383,6 +384,7 @@ def test_a_killed_server_leaves_no_engine_behind(model_folder: Path) -> None:
         ({"override_generation_config": {"heat": 1.0}}, "unknown key 'heat'"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_wrong_settings_give_one_line_and_exit_code_2(
     model_folder: Path, fields: dict[str, object], words: str
 ) -> None:
@@ -500,6 +502,7 @@ def test_sighup_without_a_tenants_file_changes_nothing(model_folder: Path) -> No
         (None, "cannot be read: No such file or directory"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_a_wrong_tenants_file_at_the_start_gives_one_line_and_exit_code_2(
     text: str | None, words: str, model_folder: Path, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def played(replicas: int, seed: int, placement: Placement = "router") -> FleetSi
 
 @pytest.mark.parametrize("seed", [0, *fresh_seeds(1)])
 @pytest.mark.parametrize("placement", ["router", "in_turn", "at_random"])
+@pytest.mark.sampled(3)
 def test_every_request_ends_once_and_leaves_nothing_in_the_books(seed: int, placement: Placement) -> None:
     fleet = played(3, seed, placement)
     assert sum(engine.tally.finished for engine in fleet.engines) == 80

@@ -31,6 +31,7 @@ def check_progress(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", fast_and_slow([1, 4], [3, 8, 12, 14, 16, 21]))  # mixes that take little time
+@pytest.mark.sampled(1)
 def test_no_mix_of_tenants_and_lengths_stops_the_work(seed: int) -> None:
     check_progress(seed)
 

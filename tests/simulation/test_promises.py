@@ -27,6 +27,7 @@ BREAKING_STEPS, BREAKING_SEEDS = 2500, (1, 6)
 
 
 @pytest.mark.parametrize("seed", [*BREAKING_SEEDS, *fresh_seeds(1)])
+@pytest.mark.sampled(1)
 def test_service_by_weight_stays_within_the_bound(seed: int) -> None:
     assert 0 < widest_gap(seed, BREAKING_STEPS) <= 1.0
 
@@ -58,6 +59,7 @@ def open_generous(settings: SimSettings, costs: StepCosts) -> Policy:
     return Policy("fair", costs, Generous(limits, weights), AgingShare(settings.longest_step_ms))
 
 
+@pytest.mark.slow
 def test_a_broken_refill_breaks_the_bound() -> None:
     assert all(widest_gap(seed, BREAKING_STEPS, open_generous) > 1.0 for seed in BREAKING_SEEDS)
 
@@ -75,6 +77,7 @@ def test_a_tenant_that_returns_gets_half_and_no_more() -> None:
     assert all(0.47 <= part <= 0.53 for part in shares.parts)
 
 
+@pytest.mark.slow
 def test_under_fcfs_a_tenant_that_returns_gets_nothing_for_long() -> None:
     shares = run_returning("fcfs", seconds=30.0, away_s=15.0)
     assert shares.parts
@@ -105,6 +108,7 @@ def test_a_lower_band_is_served_although_a_higher_one_never_ends() -> None:
     assert last.starved_s < 34.0
 
 
+@pytest.mark.slow
 def test_fairness_costs_little_throughput() -> None:
     fair, first_come = run_mixed("fair", seconds=12.0), run_mixed("fcfs", seconds=12.0)
     assert fair.finished == first_come.finished == fair.requests

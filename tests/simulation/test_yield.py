@@ -116,12 +116,14 @@ def wait_for_slices(
 
 @pytest.mark.parametrize("policy", ["fair", "priority"])
 @pytest.mark.parametrize("times", [SLOW, DEAR], ids=["slow", "dear"])
+@pytest.mark.sampled(2)
 def test_an_urgent_arrival_waits_for_one_nano_batch(times: StepTimes, policy: PolicyName) -> None:
     waits = wait_for_slices(times, yields=True, policy=policy)
     assert max(waits.in_nano_batches) <= BOUND
     assert max(waits.in_nano_batches) > 0.8, "the arrivals come at all phases"
 
 
+@pytest.mark.slow
 def test_without_the_mechanism_it_waits_for_up_to_two_long_steps() -> None:
     whole, cut = (wait_for_slices(SLOW, yields=yields) for yields in (False, True))
     assert max(whole.in_nano_batches) > BOUND
@@ -135,6 +137,7 @@ def test_nothing_is_launched_behind_a_long_step_even_where_steps_are_short_of_th
 
 
 @pytest.mark.parametrize("times", [SLOW, DEAR], ids=["slow", "dear"])
+@pytest.mark.slow
 def test_shorter_steps_cost_little_of_the_throughput_of_prompts(times: StepTimes) -> None:
     whole, cut = (wait_for_slices(times, yields=yields) for yields in (False, True))
     assert cut.tokens_per_s > 0.95 * whole.tokens_per_s

@@ -125,6 +125,7 @@ def _fits(value: object, place: Scalar, message: type[msgspec.Struct], decoder: 
 
 
 @pytest.mark.parametrize(("message", "cross"), MESSAGES)
+@pytest.mark.sampled(3)
 def test_a_foreign_value_arrives_as_what_it_is_or_is_refused_by_the_sender(
     message: type[msgspec.Struct], cross: Cross
 ) -> None:

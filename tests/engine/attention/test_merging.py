@@ -39,6 +39,7 @@ def attend(scene: Scene, params: AttentionParams, partition: Partition, form: De
 @pytest.mark.parametrize(
     "name", fast_and_slow(["uneven_2", "one_3", "mixed_6"], ["uneven_22", "one_64", "first_token_8"])
 )
+@pytest.mark.sampled(2)
 def test_the_last_program_writes_what_the_second_kernel_would(name: str, params: AttentionParams) -> None:
     scene, shares, is_single = scene_of(name)
     partition = partition_contexts(scene.state, params.window, shares, SMALL, 2)
@@ -64,6 +65,7 @@ def test_merged_rows_are_rounded_once(dtype: torch.dtype) -> None:
 
 @in_interpreter
 @pytest.mark.parametrize("seed", fast_and_slow(range(2), range(2, 5)))
+@pytest.mark.sampled(1)
 def test_the_result_does_not_depend_on_the_program_that_ends_last(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import interpreter  # lazy: without a GPU only
 

@@ -68,6 +68,7 @@ def check_partition(pieces: list[tuple[int, int]], window: int | None, shares: i
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(3)
 def test_every_tile_in_sight_lies_in_one_part_and_no_part_is_too_long(seed: int) -> None:
     draw = random.Random(seed)
     count = draw.choice([1, 2, draw.randrange(3, 40), draw.randrange(3, 40)])

@@ -109,6 +109,7 @@ PLACINGS: dict[str, Placing] = {"triton": place_by_triton, **{one.name.lower(): 
 @pytest.mark.parametrize("cache", CACHES, ids=NAMES)
 @pytest.mark.parametrize("writer", PLACINGS)
 @pytest.mark.parametrize("seed", [1980757723, *fresh_seeds(1)])
+@pytest.mark.sampled(5)
 def test_rotated_heads_are_stored_with_the_bytes_of_the_reference(
     writer: str, cache: torch.dtype, dtype: torch.dtype, seed: int
 ) -> None:

@@ -54,6 +54,7 @@ def test_it_reads_rows_of_other_writers_and_can_be_captured() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 24, 256])
+@pytest.mark.sampled(2)
 def test_a_block_may_have_any_number_of_tokens(block_size: int) -> None:
     scene = Scene(RAGGED, torch.float32, block_size=block_size, device=KERNEL_DEVICE)
 
@@ -61,6 +62,7 @@ def test_a_block_may_have_any_number_of_tokens(block_size: int) -> None:
 
 
 @pytest.mark.parametrize(("head_dim", "kv_heads", "group"), [(8, 1, 5), (80, 2, 1), (24, 3, 7), (64, 1, 71)])
+@pytest.mark.sampled(2)
 def test_heads_may_have_any_size_and_share_a_key_in_any_number(head_dim: int, kv_heads: int, group: int) -> None:
     scene = Scene(RAGGED[:2], torch.float32, kv_heads=kv_heads, group=group, head_dim=head_dim, device=KERNEL_DEVICE)
 
@@ -69,6 +71,7 @@ def test_heads_may_have_any_size_and_share_a_key_in_any_number(head_dim: int, kv
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.sampled(2)
 def test_the_tiles_of_the_table_compute_the_same(head_dim: int, dtype: torch.dtype) -> None:
     scene = Scene([(190, 1), (70, 41)], dtype, kv_heads=1, group=4, head_dim=head_dim, device=KERNEL_DEVICE)
 
@@ -119,6 +122,7 @@ PARTITIONS = {  # contexts, most shares: fewer than there are tiles, as many, mo
         for name in PARTITIONS
     ],
 )
+@pytest.mark.sampled(2)
 def test_contexts_may_be_cut_anywhere(name: str, dtype: torch.dtype) -> None:
     pieces, shares = PARTITIONS[name]
     scene = Scene(pieces, dtype, device=KERNEL_DEVICE)
@@ -146,6 +150,7 @@ def test_contexts_may_be_cut_anywhere(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.sampled(3)
 def test_random_steps_equal_attention_wherever_they_are_cut(seed: int) -> None:
     draw = random.Random(seed)
     kv_heads, group = draw.choice([(1, 1), (2, 3), (4, 1), (1, 6), (1, 17)])

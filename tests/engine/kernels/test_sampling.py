@@ -31,6 +31,7 @@ def draw_by_torch(logits: Tensor, keys: Tensor, temperatures: Tensor) -> tuple[T
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "vocab_size"), [(3, 1), (24, 63), (8, 4096), (8, 4097), (4, 13_000)])
+@pytest.mark.sampled(5)
 def test_the_tokens_are_those_of_torch(rows: int, vocab_size: int, dtype: torch.dtype) -> None:
     logits = draw(vocab_size, rows, vocab_size, dtype=dtype) * 3
     keys = torch.from_numpy(noise_keys(np.arange(rows) * 7919 - 5, np.arange(rows) + 100))

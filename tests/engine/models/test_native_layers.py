@@ -92,6 +92,7 @@ def compute(decoder: Decoder, cache: Tensor, starts: list[int], ends: list[int])
 
 @pytest.mark.parametrize("cpu_class", CLASSES)
 @pytest.mark.parametrize("kind", PRECISIONS)
+@pytest.mark.sampled(9)
 def test_joined_layers_equal_single_operators(folder: Path, cpu_class: CpuClass, kind: str) -> None:
     library, precision = library_of(cpu_class), PRECISIONS[kind]
     joined = open_decoder(folder, precision, NativeOps(library, NativeAttention(library)), library)

@@ -78,6 +78,7 @@ def native_ops(cpu_class: CpuClass) -> NativeOps:
         *(("qwen3", partial(native_ops, each), torch.float32, 1e-5) for each in CpuClass),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_model_computes_the_same_with_kernels(
     family: Family, ops: Callable[[], Ops], dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:

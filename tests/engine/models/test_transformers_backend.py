@@ -75,6 +75,7 @@ def refusal(folder: Path, fields: Mapping[str, object]) -> str:
         ("Olmo2ForCausalLM", {}),
     ],
 )
+@pytest.mark.sampled(5)
 def test_an_architecture_gives_the_results_of_transformers(
     architecture: str, extra: dict[str, object], tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def shapes(seed: int) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("seed", [1, *fresh_seeds(2)])
+@pytest.mark.sampled(1)
 def test_products_agree_with_float64_in_poisoned_memory(seed: int) -> None:
     draw, library = torch.Generator().manual_seed(seed), library_of(CpuClass.AMX)
     assert library.switched_off == ()

@@ -35,6 +35,7 @@ def one_thread_afterwards():
 
 @pytest.mark.parametrize("cpu_class", CLASSES)
 @pytest.mark.parametrize("seed", [1, 2, *fresh_seeds(2)])
+@pytest.mark.sampled(5)
 def test_products_agree_with_float64(cpu_class: CpuClass, seed: int) -> None:
     rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
     for _ in range(20):

@@ -74,6 +74,7 @@ def product(x: Tensor, weight: QuantizedWeight) -> Tensor:
 
 @pytest.mark.parametrize("cpu_class", CLASSES)
 @pytest.mark.parametrize("seed", [1, *fresh_seeds(1)])
+@pytest.mark.sampled(3)
 def test_products_are_those_of_the_dequantised_weight(cpu_class: CpuClass, seed: int) -> None:
     rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
     for _ in range(20):
@@ -99,6 +100,7 @@ def test_products_are_those_of_the_dequantised_weight(cpu_class: CpuClass, seed:
 @pytest.mark.parametrize("dtype", TOLERANCE_BY_DTYPE)
 @pytest.mark.parametrize("rounds_x", [False, True])
 @pytest.mark.parametrize("seed", [3, *fresh_seeds(1)])
+@pytest.mark.sampled(4)
 def test_a_row_depends_neither_on_the_other_rows_nor_on_the_threads(
     cpu_class: CpuClass, dtype: torch.dtype, rounds_x: bool, seed: int
 ) -> None:

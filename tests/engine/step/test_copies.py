@@ -84,6 +84,7 @@ def decode_operations(
 @pytest.mark.parametrize(
     "params", [GREEDY, DRAWN, FILTERED, PENALISED], ids=["greedy", "drawn", "filtered", "penalised"]
 )
+@pytest.mark.sampled(4)
 def test_a_decode_step_has_no_copy(params: SamplingParams, recorded: bool) -> None:
     assert copies(decode_operations(params, recorded)) == []
 

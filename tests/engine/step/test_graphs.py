@@ -68,6 +68,7 @@ def test_every_batch_has_a_slightly_larger_size() -> None:
 @pytest.mark.parametrize("room", [2, 1000])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(6)
 def test_random_work_in_graphs_gives_the_right_tokens(seed: int, depth: int, room: int) -> None:
     rng = random.Random(seed)
     recorder = FakeRecorder(room)
@@ -86,6 +87,7 @@ def test_random_work_in_graphs_gives_the_right_tokens(seed: int, depth: int, roo
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 @pytest.mark.parametrize("records", [True, False])
 @pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.sampled(1)
 def test_kernels_that_move_inputs_and_results_give_the_right_tokens(depth: int, records: bool) -> None:
     rng, recorder = random.Random(depth), FakeRecorder() if records else None
     bench = GraphBench(

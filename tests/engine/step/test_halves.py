@@ -128,6 +128,7 @@ class HalvesBench(StepBench):
 
 @pytest.mark.parametrize("has_graphs", [False, True])
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.sampled(8)
 def test_halves_give_the_bits_of_the_serial_step_without_races(seed: int, has_graphs: bool) -> None:
     serial = HalvesBench(PhasedSum(), seed, None, None)
     expected = serial.run(10)

@@ -70,6 +70,7 @@ def test_the_host_side_of_a_recording_bounds_every_batch(size: int, max_rows: in
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.sampled(5)
 def test_random_work_in_mixed_graphs_gives_the_right_tokens(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     recorder = FakeRecorder()
@@ -214,6 +215,7 @@ class RaggedBench(StepBench):
     "case",
     fast_and_slow([("auto", 0), ("auto", 1), ("int4", 2)], [("auto", 2), ("int8", 0), ("int8", 1), ("int4", 1)]),
 )
+@pytest.mark.sampled(1)
 def test_the_kernels_give_the_same_in_graphs(case: tuple[str, int]) -> None:
     quantization, seed = case
     recorder = FakeRecorder()

@@ -45,6 +45,7 @@ class RefusingDevice(CpuDevice):
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", [0, 1, 2, 40])
+@pytest.mark.sampled(6)
 def test_no_token_is_wrong_after_refused_launches(seed: int, depth: int, is_late: bool) -> None:
     rng = random.Random(seed)
     lane = RefusingLane(seed, is_late=is_late)

@@ -148,6 +148,7 @@ def _summed(events: list[Tree]) -> Tree:
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 @pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.sampled(6)
 def test_a_whole_answer_is_the_sum_of_its_stream_at_every_cut(codec: TextCodec, api: Api, name: str) -> None:
     text = TEXTS[name]
     uncut = _whole(api, name, _delta(codec, text, "stop"))

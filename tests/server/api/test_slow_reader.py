@@ -59,6 +59,7 @@ def _waiting_bytes(server: Running) -> int:
 
 @pytest.mark.parametrize("n", [1, 8])
 @pytest.mark.parametrize("logprobs", LOGPROBS)
+@pytest.mark.sampled(2)
 def test_at_most_256_kib_and_a_step_wait_for_a_client_that_does_not_read(
     model_folder: Path, logprobs: int | None, n: int
 ) -> None:
@@ -81,6 +82,7 @@ def test_at_most_256_kib_and_a_step_wait_for_a_client_that_does_not_read(
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("logprobs", LOGPROBS)
+@pytest.mark.sampled(2)
 def test_a_client_that_reads_late_and_in_small_pieces_gets_every_token(
     model_folder: Path, logprobs: int | None, n: int
 ) -> None:

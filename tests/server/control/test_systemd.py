@@ -94,6 +94,7 @@ def folder(model_folder: Path, tmp_path: Path) -> Path:
     return shutil.copytree(model_folder, tmp_path / "model")
 
 
+@pytest.mark.sampled(1)
 def test_the_manager_is_notified_of_start_reload_and_stop(folder: Path, manager: Manager) -> None:
     with started(folder, manager, "max-logprobs = 5\n") as server:
         assert manager.hear(pings=True) == {"WATCHDOG": "1"}  # while it loads

@@ -234,6 +234,7 @@ def _parsers() -> list[Callable[[], AnswerParser]]:
 
 
 @pytest.mark.parametrize("seed", [*range(8), *fresh_seeds(2)])
+@pytest.mark.sampled(4)
 def test_cuts_make_no_difference(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(25):
