@@ -62,6 +62,8 @@ def test_a_damaged_or_cut_body_is_refused(form: str) -> None:
     coding, compress = FORMS[form]
     data = compress(b'{"a": 1}' * 20)
     wrong = [data[: len(data) // 2], b"\0" * 10 + data, b"{}", data + (b"x" if form != "members" else b"xyz")]
+    if coding == "deflate":
+        wrong.append(data + data)  # gzip alone may have several members
     for body in wrong:
         with pytest.raises(AdmissionError, match=f"{coding} data") as caught:
             decoded(coding, body, [])
