@@ -7,14 +7,17 @@ import json
 import random
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from starlette.types import Message, Receive, Scope, Send
 
 from tests.server.bodies import TEXT
 from tests.server.harness import running, server_settings, text_body
 from tiercel.errors import AdmissionError
+from tiercel.server.api.body_limit import BodyLimit
 from tiercel.server.http.content_coding import MAX_MEMBERS, PIECE_BYTES, ContentDecoder, content_coding
 
 JSON = {"content-type": "application/json"}
@@ -125,3 +128,32 @@ def test_byte_order_marks(model_folder: Path) -> None:
                 assert f"The body is {encoding[:6].upper()}" in wide.json()["error"]["message"]
 
     asyncio.run(test())
+
+
+def test_a_body_of_many_pieces_leaves_the_loop_to_others_after_each() -> None:
+    turns, seen = [0], list[int]()
+
+    async def others() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            seen.append(turns[0])
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": gzip.compress(bytes(20 * PIECE_BYTES)), "more_body": False}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    async def test() -> None:
+        busy = asyncio.create_task(others())
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-encoding", b"gzip")]}
+        await BodyLimit(app, lambda: 40 * PIECE_BYTES, lambda: 0)(scope, receive, send)
+        busy.cancel()
+
+    asyncio.run(test())
+    assert len(seen) >= 20
+    assert all(later > earlier for earlier, later in pairwise(seen))
