@@ -19,7 +19,6 @@ from tiercel.engine.step.flight import Flight, RefusedFlight, StepRunner
 from tiercel.engine.step.memory_relief import NO_MEMORY, MemoryRelief
 from tiercel.engine.tenant_reload import TenantReload
 from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
-from tiercel.grammar import GRAMMAR_FAILED
 from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.table import NO_REUSE
@@ -440,7 +439,7 @@ class EngineLoop:
         slices = (piece for batch in plan.nano_batches for piece in batch.slices)
         sampling = [piece.seq for piece in slices for _ in range(piece.num_sampled)]
         errors = [(index, BAD_LOGITS) for index in outcome.bad]
-        errors += [(index, f"{GRAMMAR_FAILED}: {why}") for index, why in outcome.failures]
+        errors += outcome.failures
         for index, error in errors:
             if sampling[index] in self._book:
                 self._end(sampling[index], FinishReason.ERROR, error)

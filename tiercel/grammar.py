@@ -8,6 +8,10 @@ from msgspec import Struct
 GRAMMAR_FAILED = "the grammar of the request failed"
 """The beginning of `Finished.error` of a sequence whose grammar could not be compiled or applied."""
 
+NOTHING_LEFT = "bad_words exclude every token that the other fields of the request allow here"
+"""`Finished.error` of a sequence that can draw no token: its grammar, allowed_token_ids, bad_words and min_tokens
+together leave none."""
+
 
 class GrammarLimits(Struct, frozen=True, kw_only=True):
     """The arguments of `llguidance.LLParserLimits`. Exceeding one of them fails the request, and no other."""

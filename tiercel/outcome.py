@@ -136,7 +136,7 @@ class StepOutcome(Struct, frozen=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     bad: tuple[int, ...] = ()  # indices into `tokens` of draws whose logits were not finite; only their requests fail
     nano_batch_ms: tuple[float, ...] = ()  # measured, one per nano-batch; 0: all its sequences had ended
-    failures: tuple[tuple[int, str], ...] = ()  # draws whose grammars failed, and why; as for `bad`
+    failures: tuple[tuple[int, str], ...] = ()  # draws that no token fits, and why; as for `bad`
     prompts: tuple[PromptReading, ...] = ()  # in the order of the slices
 
 

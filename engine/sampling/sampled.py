@@ -37,17 +37,25 @@ class Sampled:
 
     Shapes: tokens [N] int64; bad_rows [N] bool: the largest raw logit is not finite (some logit is a NaN or +inf, or
             all are -inf). The token of a bad row is a valid id without meaning; its request has to fail.
+            is_empty [N] bool: the parameters of the row exclude every token, with the same consequence; None if no row
+            has such parameters.
     """
 
     tokens: Tensor
     bad_rows: Tensor
     logprobs: Logprobs | None = None
+    is_empty: Tensor | None = None
 
     def to_host_no_sync(self, link: HostLink | None = None) -> "Sampled":
         """Return the results on the host, to be read when the lane has passed this point. `link`: by default copies."""
         link = link or CopyLink(self.tokens.device)
+        return self.with_rest_no_sync(link.fetch_no_sync(self.tokens), link.fetch_no_sync(self.bad_rows), link)
+
+    def with_rest_no_sync(self, tokens: Tensor, bad_rows: Tensor, link: HostLink) -> "Sampled":
+        """Return these tokens and flags, which are on the host, with everything else fetched to the host, too."""
         logprobs = None if self.logprobs is None else self.logprobs.to_host_no_sync(link)
-        return Sampled(link.fetch_no_sync(self.tokens), link.fetch_no_sync(self.bad_rows), logprobs)
+        is_empty = None if self.is_empty is None else link.fetch_no_sync(self.is_empty)
+        return Sampled(tokens, bad_rows, logprobs, is_empty)
 
 
 def token_logprobs(sampled: Sampled, seqs: Sequence[SeqId]) -> tuple[TokenLogprobs, ...]:

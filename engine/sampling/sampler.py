@@ -38,6 +38,7 @@ _LOGPROBS, _PENALTY, _DRAW = int(Feature.LOGPROBS), int(Feature.PENALTY), int(Fe
 _GRAMMAR = int(Feature.GRAMMAR)
 _BAD_WORDS = int(Feature.BAD_WORDS)
 _CHANGES = 0xFFFF & ~_LOGPROBS
+_RESTRICTS = int(Feature.ALLOWED | Feature.BAD_WORDS)  # a grammar alone, with or without BAN, leaves some token
 _FILTERS = Feature.MIN_P | Feature.TOP_P | Feature.TOP_K
 _CHUNK_ELEMENTS_CPU = 1 << 17  # 0.5 MiB of float32, so that the temporaries of a chunk stay in the L2 cache
 _CHUNK_ELEMENTS = 1 << 26  # 256 MiB: limits the memory and needs few launches
@@ -186,10 +187,14 @@ class Sampler:
             taken = (masks,) if masks is not None and self._kernel_features & Feature.GRAMMAR else ()
             on_device = self._link.send_no_sync(plan.draws) if draws is None else draws
             tokens, bad_rows = self._kernel(logits, on_device, *taken)
+        is_empty = None
         if len(changed):
             changed = changed[np.argsort(features[changed], kind="stable")]  # sorted by features: fewer partial copies
-            drawn = self._draw_no_sync(logits, changed, row_ids, features, plan.positions, masks)
-            tokens.index_copy_(0, self._link.send_no_sync(changed), drawn)
+            drawn, is_drawn_empty = self._draw_no_sync(logits, changed, row_ids, features, plan.positions, masks)
+            places = self._link.send_no_sync(changed)
+            tokens.index_copy_(0, places, drawn)
+            if is_drawn_empty is not None:
+                is_empty = torch.zeros_like(bad_rows).index_copy_(0, places, is_drawn_empty)
         if wanted & _PENALTY:
             penalised = Subset((features & _PENALTY) != 0, self._link)
             penalised_rows = self._link.send_no_sync(row_ids[penalised.host])
@@ -198,7 +203,7 @@ class Sampler:
             some = Subset((features & _BAD_WORDS) != 0, self._link)
             self._bad_words.note_no_sync(self._link.send_no_sync(row_ids[some.host]), some.take(tokens))
         logprobs = self._logprobs_no_sync(logits, row_ids, features, tokens) if wanted & _LOGPROBS else None
-        return Sampled(tokens, bad_rows, logprobs)
+        return Sampled(tokens, bad_rows, logprobs, is_empty)
 
     def _draw_no_sync(
         self,
@@ -208,29 +213,37 @@ class Sampler:
         features: NDArray[np.uint16],
         positions: NDArray[np.int64],
         masks: Masks | None,
-    ) -> Tensor:
-        """Return the tokens [C] of the chosen of N rows; greedy rows come first in `chosen`."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens [C] of the chosen of N rows, and which rows could draw none; None if all could.
+
+        Greedy rows come first in `chosen`.
+        """
         budget = _CHUNK_ELEMENTS_CPU if self._device.type == "cpu" else _CHUNK_ELEMENTS
         length = max(1, budget // self._vocab_size)
         num_greedy = int(np.count_nonzero(features[chosen] < Feature.DRAW))
         tokens: list[Tensor] = []
+        is_empty: list[Tensor] | None = [] if int(np.bitwise_or.reduce(features)) & _RESTRICTS else None
         for start, stop in ((0, num_greedy), (num_greedy, len(chosen))):
             for first in range(start, stop, length):
                 ids = chosen[first : min(first + length, stop)]
                 scores = logits.index_select(0, self._link.send_no_sync(ids)).float()
                 words = None if masks is None else masks.lines(ids)
-                tokens.append(self._draw_chunk_no_sync(scores, row_ids[ids], features[ids], positions[ids], words))
-        return torch.cat(tokens)
+                scores = self._restrict_no_sync(scores, row_ids[ids], features[ids], words)
+                if is_empty is not None:
+                    is_empty.append(scores.amax(dim=-1) == -torch.inf)
+                tokens.append(self._draw_chunk_no_sync(scores, row_ids[ids], features[ids], positions[ids]))
+        return torch.cat(tokens), None if is_empty is None else torch.cat(is_empty)
 
-    def _draw_chunk_no_sync(
+    def _restrict_no_sync(
         self,
         scores: Tensor,
         row_ids: NDArray[np.int64],
         features: NDArray[np.uint16],
-        positions: NDArray[np.int64],
         words: NDArray[np.int32] | None,
     ) -> Tensor:
-        """Return the tokens [M] of rows that all draw or are all greedy. `words`: see `Masks.lines`.
+        """Return scores, with their bias, that are -inf for every token that a row may not draw.
+
+        `words`: see `Masks.lines`.
 
         Shapes:  scores [M, vocab]; others [M].
         Effects: scores are overwritten.
@@ -238,7 +251,6 @@ class Sampler:
         wanted = int(np.bitwise_or.reduce(features))
         if words is not None and wanted & _GRAMMAR:
             features = self._exclude_no_sync(scores, words, row_ids, features)
-        floats = self._link.send_no_sync(self._table.floats[row_ids])
         if wanted & Feature.BIAS:
             self._add_bias_no_sync(scores, row_ids)
         if wanted & Feature.ALLOWED:
@@ -248,6 +260,18 @@ class Sampler:
             self._bad_words.apply_no_sync(scores, places, row_ids[places])
         if wanted & Feature.BAN:
             self._ban_no_sync(scores, row_ids, features)
+        return scores
+
+    def _draw_chunk_no_sync(
+        self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint16], positions: NDArray[np.int64]
+    ) -> Tensor:
+        """Return the tokens [M] of rows that all draw or are all greedy.
+
+        Shapes:  scores [M, vocab]; others [M].
+        Effects: scores are overwritten.
+        """
+        wanted = int(np.bitwise_or.reduce(features))
+        floats = self._link.send_no_sync(self._table.floats[row_ids])
         if wanted & Feature.PENALTY:
             some = Subset((features & Feature.PENALTY) != 0, self._link)
             ids = self._link.send_no_sync(row_ids[some.host])

@@ -42,5 +42,4 @@ class LastTokens:
             self._on_host[rows] = sampled.tokens.numpy()
             return sampled
         found = self._staging.report_no_sync(sampled.tokens, sampled.bad_rows, device_rows, self._tokens)
-        logprobs = None if sampled.logprobs is None else sampled.logprobs.to_host_no_sync(self._staging)
-        return Sampled(*found, logprobs)
+        return sampled.with_rest_no_sync(*found, self._staging)

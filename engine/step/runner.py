@@ -29,6 +29,7 @@ from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.staging import Staging, open_staging
 from tiercel.engine.step.tables import NO_PATCHES, DeviceTables, Patches
 from tiercel.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
+from tiercel.grammar import GRAMMAR_FAILED, NOTHING_LEFT
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome, TokenLogprobs
 from tiercel.plan import StepPlan
@@ -122,7 +123,13 @@ class DeviceFlight:
                 is_bad: list[bool] = part.sampled.bad_rows.tolist()
                 if any(is_bad):
                     bad += [len(tokens) + planned.seqs.index(seq) for seq in compress(part.seqs, is_bad)]
-                failures += [(len(tokens) + planned.seqs.index(part.seqs[index]), why) for index, why in part.failures]
+                if part.sampled.is_empty is not None:
+                    empty = compress(part.seqs, part.sampled.is_empty.tolist())
+                    failures += [(len(tokens) + planned.seqs.index(seq), NOTHING_LEFT) for seq in empty]
+                failures += [
+                    (len(tokens) + planned.seqs.index(part.seqs[index]), f"{GRAMMAR_FAILED}: {why}")
+                    for index, why in part.failures
+                ]
                 logprobs += token_logprobs(part.sampled, part.seqs)
             tokens += _in_order(planned.seqs, parts)
         prompts = tuple(read.part() for one in ran if one is not None for read in one.read)

@@ -302,7 +302,7 @@ class GenerationPipeline:
                 if error.end.code == QUEUE_TIMEOUT:
                     self._context.metrics.on_timeout("queue_timeout", has_tokens=False)
                 return ""  # expected, and counted
-            if isinstance(error, SequenceFailedError) and error.is_of_grammar:
+            if isinstance(error, SequenceFailedError) and error.is_of_request:
                 record.outcome = "error"
                 self._context.metrics.on_grammar_error()
                 self._log.info("grammar_failed", request_id=record.request_id, detail=error.reason)

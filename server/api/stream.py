@@ -15,7 +15,7 @@ from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError, Sequ
 from tiercel.server.engine.generation import Generation, StreamEndedError, TokenText
 from tiercel.server.engine.mailbox import StreamEnd
 from tiercel.server.http.body_writer import BodyWriter, body_writer
-from tiercel.server.http.failure import engine_failed, grammar_failed
+from tiercel.server.http.failure import engine_failed, request_failed
 from tiercel.server.http.patience import PATIENCE_S, PatientSender
 from tiercel.server.http.sse import MEDIA_TYPE, EventFrame
 from tiercel.server.http.watch import run_watched
@@ -222,8 +222,8 @@ def to_refusal(error: GenerationError, note: FailureNote) -> AdmissionError:
     match error:
         case StreamEndedError(end=end):
             return ended_early(end)
-        case SequenceFailedError() if error.is_of_grammar:
-            return grammar_failed(error.reason)
+        case SequenceFailedError() if error.is_of_request:
+            return request_failed(error.reason)
         case SequenceFailedError():
             return engine_failed(error_id)
         case _:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from tiercel.grammar import GRAMMAR_FAILED
+from tiercel.grammar import GRAMMAR_FAILED, NOTHING_LEFT
 from tiercel.outcome import Finished, FinishReason
 from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
 from tiercel.server.engine.mailbox import Delivery
@@ -48,16 +48,16 @@ class GenerationError(Exception):
 
 
 class SequenceFailedError(GenerationError):
-    """The engine failed one sequence of the request. `reason` is for the log only, unless its grammar failed."""
+    """The engine failed one sequence of the request. `reason` is for the log only, unless the request is to blame."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("sequence failed")
         self.reason = reason
 
     @property
-    def is_of_grammar(self) -> bool:
-        """Whether the grammar of the request is to blame: it contradicts other fields, or exceeds a limit."""
-        return self.reason.startswith(GRAMMAR_FAILED)
+    def is_of_request(self) -> bool:
+        """Whether the request is to blame: its fields contradict each other, or its grammar exceeds a limit."""
+        return self.reason.startswith((GRAMMAR_FAILED, NOTHING_LEFT))
 
 
 class ChoiceText:

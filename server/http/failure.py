@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from tiercel.errors import AdmissionError
+from tiercel.grammar import NOTHING_LEFT
 from tiercel.server.http.content_coding import ACCEPTED
 from tiercel.server.http.message_failure import encode_message_fault, is_of_messages, message_status
 from tiercel.server.http.nearest_route import nearest_route, shown
@@ -133,6 +134,7 @@ def engine_failed(error_id: str) -> AdmissionError:
     )
 
 
-def grammar_failed(reason: str) -> AdmissionError:
-    """Return the refusal for a request whose grammar cannot be followed further. `reason` is the engine's message."""
-    return AdmissionError(400, reason[:_REASON_LETTERS], code="grammar_failed")
+def request_failed(reason: str) -> AdmissionError:
+    """Return the refusal for a request whose fields allow no further token. `reason` is the engine's message."""
+    code = "no_token_left" if reason == NOTHING_LEFT else "grammar_failed"
+    return AdmissionError(400, reason[:_REASON_LETTERS], code=code)

@@ -80,9 +80,11 @@ class ServerMetrics:
             "tiercel_stream_errors", "Generations that ended in an error.", ("reason",), registry=registry
         )
         self._grammar_errors = Counter(
-            "tiercel_grammar_errors", "Generations that ended because their grammar could not be compiled or applied.",
+            "tiercel_grammar_errors",
+            "Generations that ended because their grammar could not be compiled or applied, or no token was left to"
+            " draw.",
             registry=registry,
-        )  # fmt: skip
+        )
         self._tasks = Gauge("tiercel_http_tasks", "Asyncio tasks of the HTTP process.", registry=registry)
         self._restarts = Counter(
             "tiercel_engine_restarts", "Deaths of the engine, by how it ended.", ("reason",), registry=registry

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from tests.engine.sampling.rows import END_TOKENS, random_logits, random_params
-from tiercel.engine.sampling import Sampler, token_logprobs
+from tiercel.engine.native.library import load_library
+from tiercel.engine.sampling import Sampler, open_sampler, token_logprobs
 from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 from tiercel.ids import SeqId
 from tiercel.request import SamplingParams, pack_tokens
@@ -370,3 +371,33 @@ def test_a_bad_word_that_began_in_an_earlier_row_is_not_completed():
     sampler = filled([SamplingParams(temperature=0.0, bad_words=((7, 3), (5, 6, 3)))], 9, None, [[5, 6]])
     assert int(sample(sampler, logits).tokens[0]) == 0
     assert int(sample(sampler, logits).tokens[0]) == 3
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_row_that_can_draw_nothing_is_flagged_and_does_not_affect_others(kernels, greedy):
+    """Bad words exclude what is allowed, together with one token or several, and with the end that must wait."""
+    library = load_library() if kernels else None
+    if kernels and library is None:
+        pytest.skip("no native kernels")
+    common = {"temperature": 0.0 if greedy else 1.0, "top_p": 0.9}
+    params = [
+        SamplingParams(**common, allowed_token_ids=(3,), bad_words=((2, 3),)),
+        SamplingParams(**common, allowed_token_ids=(3,), bad_words=((3,),)),
+        SamplingParams(**common, allowed_token_ids=(3, END_TOKENS[0]), bad_words=((2, 3),), min_tokens=9),
+        SamplingParams(**common, allowed_token_ids=(3, 4), bad_words=((2, 3),)),
+        SamplingParams(**common, allowed_token_ids=(3,), bad_words=((1, 3),)),
+        SamplingParams(**common, bad_words=((2, 3),)),
+        SamplingParams(**common),
+    ]
+    sampler = open_sampler(len(params), 90, CPU, torch.float32, library)
+    for row, each in enumerate(params):
+        sampler.set_row(row, each, b"", pack_tokens((2,)), END_TOKENS)
+    logits = random_logits(5, len(params), 90)
+    sampled = sample(sampler, logits)
+    assert sampled.is_empty is not None
+    assert sampled.is_empty.tolist() == [True, True, True, False, False, False, False]
+    assert sampled.to_host_no_sync().is_empty.tolist() == sampled.is_empty.tolist()
+    assert sampled.tokens[3:5].tolist() == [4, 3] and sampled.tokens[5] != 3
+    assert not sampled.bad_rows.any()
+    assert sample(sampler, logits[6:], rows=[6]).is_empty is None

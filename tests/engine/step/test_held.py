@@ -10,10 +10,11 @@ import torch
 from llguidance import LLMatcher
 
 from tests.engine.recording import VOCAB, FakeRecorder, GraphBench, expected_sums, next_token
-from tests.engine.small_grammars import END_TOKEN, compiled
+from tests.engine.small_grammars import END_TOKEN, compiled, token_of
 from tests.engine.test_loop import END, MAX_MODEL_LEN, random_prompt
 from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.device.cpu import CpuDevice, InlineLane
+from tiercel.grammar import NOTHING_LEFT
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
 from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
@@ -153,3 +154,20 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request() -> None:
     end = bench.client.finished[failing]
     assert (end.reason, end.error) == (FinishReason.ERROR, "the grammar of the request failed: it is not compiled")
     assert bench.client.tokens[1] == expected(bench.requests[1])
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_request_to_which_bad_words_leave_nothing_fails_alone(lane: str) -> None:
+    """With a grammar, whose draws are held, and with allowed tokens, whose draws are not."""
+    bench = HeldBench(
+        None, CpuDevice(1), depth=1, seqs=4, tokens=16, blocks=24, splits=False, lane=LANES[lane](), holds=True
+    )
+    a, b = token_of("a"), token_of("b")
+    held = bench.ask([3, 4], LLMatcher.grammar_from_regex("ab"), bad_words=((a, b),), max_tokens=9)
+    plain = bench.ask([3, 4], "", allowed_token_ids=(a,), bad_words=((a, a),), max_tokens=9)
+    other = bench.ask([3, 4], "", max_tokens=3, ignore_eos=True)
+    bench.run()
+    bench.lane.close()
+    for end in (bench.client.finished[seq] for seq in (held, plain)):
+        assert (end.reason, end.error) == (FinishReason.ERROR, NOTHING_LEFT)
+    assert bench.client.finished[other].reason is FinishReason.LENGTH

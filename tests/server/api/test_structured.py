@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, server_settings, text_body, until, with_server
-from tiercel.grammar import GRAMMAR_FAILED
+from tiercel.grammar import GRAMMAR_FAILED, NOTHING_LEFT
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.schemas.structured import StructuredFields
 from tiercel.server.api.structured import constraint_of
@@ -166,8 +166,11 @@ def test_a_model_without_grammars_refuses_them(model_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
+@pytest.mark.parametrize(
+    ("failure", "code"), [(f"{GRAMMAR_FAILED}: no token is left", "grammar_failed"), (NOTHING_LEFT, "no_token_left")]
+)
 def test_a_grammar_that_fails_while_it_is_applied_is_the_fault_of_the_request(
-    model_folder: Path, fields: dict[str, object]
+    model_folder: Path, fields: dict[str, object], failure: str, code: str
 ) -> None:
     """As when it contradicts allowed_token_ids, which no check of one field can find."""
 
@@ -175,11 +178,11 @@ def test_a_grammar_that_fails_while_it_is_applied_is_the_fault_of_the_request(
         answer = await server.http.post(TEXT, json=text_body([7], **fields))
         assert answer.status_code == 400
         error = answer.json()["error"]
-        assert (error["code"], error["type"]) == ("grammar_failed", "invalid_request_error")
-        assert error["message"] == f"{GRAMMAR_FAILED}: no token is left"
+        assert (error["code"], error["type"]) == (code, "invalid_request_error")
+        assert error["message"] == failure
         metrics = (await server.http.get("/metrics")).text
         assert 'tiercel_stream_errors_total{reason="engine_error"} 0.0' in metrics
         assert "tiercel_grammar_errors_total 1.0" in metrics
 
-    script = Script(fail_prompt_with=7, prompt_failure=f"{GRAMMAR_FAILED}: no token is left")
+    script = Script(fail_prompt_with=7, prompt_failure=failure)
     with_server(server_settings(model_folder), test, script)
