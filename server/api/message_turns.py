@@ -1,11 +1,12 @@
 """A request to /v1/messages as a chat request: its turns, tools and settings in the words of the chat API."""
 
-import contextlib
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import cast
 
 from tiercel.errors import AdmissionError
+from tiercel.server.api.renamed import renaming
 from tiercel.server.api.schemas.messages import Blocks, MessagePromptFields, MessagesFields
 from tiercel.server.api.schemas.structured import SchemaPaths
 
@@ -24,20 +25,9 @@ _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and hi
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-@contextlib.contextmanager
-def in_words_of_messages() -> Generator[None]:
+def in_words_of_messages() -> AbstractContextManager[None]:
     """Rename the chat API's fields in refusals to those of this API."""
-    try:
-        yield
-    except AdmissionError as exc:
-        field = exc.param or ""
-        name = _NAMES.get(field)
-        if name is None:
-            raise
-        raise AdmissionError(
-            exc.status, exc.message.replace(field, name), code=exc.code, kind=exc.kind, param=name,
-            retry_after_s=exc.retry_after_s,
-        ) from exc  # fmt: skip
+    return renaming(_NAMES)
 
 
 def prompt_body(fields: MessagePromptFields) -> dict[str, object]:

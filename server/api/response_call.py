@@ -1,7 +1,6 @@
 """A request to the responses API as a chat request: what it means, and its prompt."""
 
-import contextlib
-from collections.abc import Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -10,6 +9,7 @@ from tiercel.errors import AdmissionError
 from tiercel.server.api.chat_call import ChatCall
 from tiercel.server.api.params import ModelLimits, SamplingPlan, check_length
 from tiercel.server.api.prompt import check_text_length, may_fit
+from tiercel.server.api.renamed import renamed, renaming
 from tiercel.server.api.response_input import ResponseInput
 from tiercel.server.api.schemas.chat import ChatFields, MessageFields
 from tiercel.server.api.schemas.structured import SchemaPaths
@@ -26,28 +26,14 @@ _NAMES = {
 RESPONSE_PATHS = SchemaPaths("text.format.schema", "tools.{}.parameters")
 
 
-def renamed(refusal: AdmissionError) -> AdmissionError:
+def as_responses_say(refusal: AdmissionError) -> AdmissionError:
     """Return a refusal with the chat API's field as the responses API names it."""
-    name = _NAMES.get(refusal.param or "")
-    if name is None:
-        return refusal
-    return AdmissionError(
-        refusal.status,
-        refusal.message.replace(refusal.param or "", name),
-        code=refusal.code,
-        kind=refusal.kind,
-        param=name,
-        retry_after_s=refusal.retry_after_s,
-    )
+    return renamed(refusal, _NAMES)
 
 
-@contextlib.contextmanager
-def in_our_words() -> Generator[None]:
+def in_our_words() -> AbstractContextManager[None]:
     """Rename the chat API's fields in refusals to those of the responses API."""
-    try:
-        yield
-    except AdmissionError as exc:
-        raise renamed(exc) from exc
+    return renaming(_NAMES)
 
 
 _HEAD_COPIES = 3  # of the instructions: in the response, and in the events before the first delta

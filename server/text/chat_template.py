@@ -123,6 +123,8 @@ class ChatTemplate:
         Errors: AdmissionError (400) if the template refuses the messages; LongTextError.
         """
         messages = self._with_known_roles(messages, with_tools=bool(options.tools))
+        if self.knows_tools and self._traces.splits_calls:
+            messages = _with_calls_apart(messages, keeps_last=options.continue_final_message)
         if not self.knows_tools and (options.tools or any(map(_has_tools, messages))):
             has_system = self._traces.shows("system", is_first=True, with_tools=False)
             messages = described(messages, options.tools, has_system=has_system)
@@ -130,12 +132,12 @@ class ChatTemplate:
         text = self._render_whole(messages, options)
         tokens = self._codec.encode(text, add_special_tokens=False, most_tokens=options.most_tokens)
         pattern = self._control_text
-        if pattern is None:
-            return ChatPrompt(text, tokens)
         neutral = [traced_message(message, index) for index, message in enumerate(messages)]
         bare_options = replace(options, tools=changed_tools(options.tools, neutral_text, pattern))
         traced = self._render_whole(neutral, bare_options)
         _check_traces(neutral, traced)
+        if pattern is None:
+            return ChatPrompt(text, tokens)
         expected = self._controls_in(self._codec.encode(traced, add_special_tokens=False))
         is_hostile = any(map(self._is_hostile, messages)) or texts_match(options.tools, pattern)
         if not is_hostile and self._controls_in(tokens) == expected:
@@ -295,18 +297,39 @@ def _unread_marks(codec: TextCodec, literals: Collection[str], traces: TemplateT
 
 
 def _check_traces(neutral: Sequence[ChatMessage], rendered: str) -> None:
-    """Check that each message with a text left a trace. Errors: AdmissionError (400) naming the first that did not."""
-    shown = traces_in(rendered)
+    """Check that each content, and the calls of each message, left a trace.
+
+    Errors: AdmissionError (400) naming the first that did not.
+    """
+    contents, calls = traces_in(rendered)
     for index, message in enumerate(neutral):
-        if (message.content.strip() or message.tool_calls) and index not in shown:
-            raise _unshown(message)
+        if message.content.strip() and index not in contents:
+            raise _unshown(message, "the content beside tool_calls in " if index in calls else "")
+        if message.tool_calls and index not in calls:
+            raise _unshown(message, "the tool_calls of ")
 
 
-def _unshown(message: ChatMessage) -> AdmissionError:
+def _with_calls_apart(messages: Sequence[ChatMessage], *, keeps_last: bool) -> list[ChatMessage]:
+    """Return messages of which none has both a content and calls: the content is a message of its own before them.
+
+    `keeps_last`: the last message stays as it is, because the answer continues it.
+    """
+    apart: list[ChatMessage] = []
+    for index, message in enumerate(messages):
+        is_last = index == len(messages) - 1
+        if message.tool_calls and message.content.strip() and not (is_last and keeps_last):
+            apart += [replace(message, tool_calls=""), replace(message, content="", thoughts=None)]
+        else:
+            apart.append(message)
+    return apart
+
+
+def _unshown(message: ChatMessage, part: str = "") -> AdmissionError:
     role = message.sent_role or message.role
     return AdmissionError(
         400,
-        f"{message.place}: the chat template of this model shows nothing of a message of the role {role} in this place",
+        f"{message.place}: the chat template of this model shows nothing of {part}a message of the role {role} in this"
+        " place",
         param=message.place.partition(".")[0],
     )
 

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from tiercel.server.text.template_frames import ChatMessage
 
 _NEUTRAL = "x"
-_TRACE = re.compile(f"{_NEUTRAL}q([0-9]{{1,9}})z", re.IGNORECASE)
+_CONTENT, _CALL = "z", "k"  # the ends of the traces of contents and of calls
+_TRACE = re.compile(f"{_NEUTRAL}q([0-9]{{1,9}})([{_CONTENT}{_CALL}])", re.IGNORECASE)
 
 Change = Callable[[str], str]
 
@@ -36,19 +37,26 @@ def marker(begin: str, end: str) -> Change:
 def traced_message(message: ChatMessage, index: int) -> ChatMessage:
     """Return a message with neutral texts, which show whether a rendering has something of the message.
 
-    Its content, and the names and arguments of its calls, are words that no other message has.
+    Its content, and the names and arguments of its calls, are two words that no other message has.
     """
 
-    def change(text: str) -> str:
-        return f"{_NEUTRAL}q{index}z" if text.strip() else text
+    def word(end: str) -> Change:
+        return lambda text: f"{_NEUTRAL}q{index}{end}" if text.strip() else text
 
     neutral = changed_message(message, neutral_text)
-    return replace(neutral, content=change(message.content), tool_calls=changed_calls(message.tool_calls, change))
+    calls = changed_calls(message.tool_calls, word(_CALL))
+    return replace(neutral, content=word(_CONTENT)(message.content), tool_calls=calls)
 
 
-def traces_in(rendered: str) -> set[int]:
-    """Return the indexes of the traced messages of which a rendering has something, in letters of any case."""
-    return {int(index) for index in _TRACE.findall(rendered)}
+def traces_in(rendered: str) -> tuple[set[int], set[int]]:
+    """Return the indexes of the traced messages whose content a rendering has, and of those whose calls it has.
+
+    Letters may be of any case.
+    """
+    contents, calls = set[int](), set[int]()
+    for index, end in _TRACE.findall(rendered):
+        (contents if end.lower() == _CONTENT else calls).add(int(index))
+    return contents, calls
 
 
 def changed_message(message: ChatMessage, change: Change, *, keeps_content: bool = False) -> ChatMessage:

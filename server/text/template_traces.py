@@ -17,6 +17,7 @@ _WORDS = {
     "assistant": "wordtrace",
     "tool": "resulttrace",
 }
+_BESIDE = "besidetrace"  # a content beside calls
 _FUNCTION, _ARGUMENT = "call_trace", "argumenttrace"
 _CALL_ID = "trace0000"  # Mistral's templates want nine letters or digits
 _MAX_LETTERS = 1024 * 1024
@@ -74,6 +75,7 @@ class TemplateTraces(Struct, frozen=True, kw_only=True):
     part_roles: frozenset[str] = frozenset()  # of which it shows contents that are lists of parts only
     has_text_arguments: bool = False  # it shows calls if their arguments are texts only
     shows_tools: bool | None = None  # a conversation with tools is rendered otherwise; None if it is not known
+    splits_calls: bool = False  # it shows a content beside calls only as a message of its own
     call: str | None = None  # the answer that calls `TRACED_NAME` with `TRACED_ARGUMENTS`; None if it shows no calls
     before_content: str = ""  # what it writes between the beginning of an answer and the content
     between: str | None = None  # what it writes between messages and before an answer; None if it is not known
@@ -94,7 +96,7 @@ TRACED_ARGUMENTS = {"word": _ARGUMENT}
 def read_traces(renderer: Rendering, *, knows_tools: bool) -> TemplateTraces:
     """Render the conversations, each with and without tools. A template that refuses a conversation does not show it.
 
-    Cost: about 40 renderings. A template that does not end is asked no further: nothing is known of it then.
+    Cost: about 42 renderings. A template that does not end is asked no further: nothing is known of it then.
     """
     prober = _Prober(renderer)
     roles = prober.roles("")
@@ -111,6 +113,7 @@ def read_traces(renderer: Rendering, *, knows_tools: bool) -> TemplateTraces:
         part_roles=frozenset(prober.part_roles),
         has_text_arguments=prober.has_text_arguments,
         shows_tools=None if with_tools is None else any(map(prober.changes_with_tools, _CONVERSATIONS["user"])),
+        splits_calls=prober.splits_calls(known),
         call=call if _FUNCTION in call else None,
         before_content=before if word else "",
         between=_between(prober.render(_TURNS, "", add_generation_prompt=True))
@@ -163,6 +166,12 @@ class _Prober:
         """Return whether a conversation is rendered with tools, and otherwise than without."""
         text = self.render(conversation, _TOOLS)
         return text is not None and text != self.render(conversation, "")
+
+    def splits_calls(self, tools: str) -> bool:
+        """Return whether a content and calls both leave a trace only if the content is a message of its own."""
+        together = self.render("user both tool assistant user", tools)
+        apart = self.render("user beside call tool assistant user", tools)
+        return _has_both(apart) and not _has_both(together)
 
     def _shows_parts(self, key: str, tools: str) -> bool:
         """Return whether contents that are lists of parts leave a trace, and note the role if so."""
@@ -221,10 +230,19 @@ def _has_word(key: str, text: str) -> bool:
     return _WORDS[key.removeprefix("later ")] in text.lower()
 
 
+def _has_both(text: str | None) -> bool:
+    """Return whether a rendering has a content beside calls, and the calls."""
+    return text is not None and _BESIDE in text.lower() and _ARGUMENT in text.lower()
+
+
 def _message(kind: str) -> ChatMessage:
     match kind:
         case "call":
             return ChatMessage("assistant", "", tool_calls=_CALLS)
+        case "both":
+            return ChatMessage("assistant", _BESIDE, tool_calls=_CALLS)
+        case "beside":
+            return ChatMessage("assistant", _BESIDE)
         case "tool":
             return ChatMessage("tool", _WORDS["tool"], _FUNCTION, tool_call_id=_CALL_ID)
         case "lead":

@@ -187,7 +187,8 @@ def load_text_codec(folder: Path, chat_template: str | None = None) -> TextCodec
         text = path.read_text(encoding="utf-8-sig")
         config = _read_object(folder / "tokenizer_config.json")
         templates = _read_templates(folder, config, chat_template)
-        return TextCodec(text, config, templates.get("default"), templates.get("tool_use"))
+        default = templates.pop("default", None) or templates.pop("tool_use", None)  # the only one renders everything
+        return TextCodec(text, config, default, templates.get("tool_use"))
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from tiercel.server.api.replies.responses import (
     ReasoningBody,
     ResponseBody,
 )
-from tiercel.server.api.response_call import RESPONSE_PATHS, ResponseCall, in_our_words, renamed
+from tiercel.server.api.response_call import RESPONSE_PATHS, ResponseCall, as_responses_say, in_our_words
 from tiercel.server.api.response_input import ResponseInput
 from tiercel.server.api.response_items import new_id, read_items
 from tiercel.server.api.response_replay import ReplayAnswer
@@ -108,7 +108,7 @@ class ResponseRoutes:
             try:
                 begun = await self._pipeline.begin(request, read)
             except AdmissionError as exc:
-                raise (renamed(exc) if made else exc) from exc  # what `read` refuses has our names already
+                raise (as_responses_say(exc) if made else exc) from exc  # what `read` refuses has our names already
             (one,) = made
             if one.shape.body.background:
                 return self._answer_later(begun, one, request)

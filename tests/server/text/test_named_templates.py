@@ -63,6 +63,15 @@ def test_the_template_for_tools_is_taken_when_there_are_tools(
     assert codec.template_text is not None and PLAIN in codec.template_text and TOOL in codec.template_text
 
 
+def test_a_template_for_tools_alone_renders_every_conversation(tmp_path: Path, model_folder: Path) -> None:
+    template = TOOL.replace("tools | length", "(tools or []) | length")
+    codec = folder_of(tmp_path, model_folder, [{"name": "tool_use", "template": template}])
+    asked = ChatMessage("user", "hello")
+    assert codec.template_text == template
+    assert rendered(codec, asked, tools=TOOLS) == "1 tools hello"
+    assert rendered(codec, asked) == "0 tools hello"
+
+
 def test_transformers_takes_the_same(tmp_path: Path, model_folder: Path) -> None:
     for number, (template, files) in enumerate(
         [

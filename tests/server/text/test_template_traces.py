@@ -221,3 +221,48 @@ def test_a_list_that_is_written_as_it_is_in_python_is_no_trace(codec: TextCodec)
     template = _template(codec, ANY.replace("m.content", "m.content[:1]"))
     with pytest.raises(AdmissionError, match="shows nothing of a message of the role user"):
         template.encode([ChatMessage("user", "Hello", place="messages.0")], ChatOptions())
+
+
+ONE_PART = (  # of an answer with calls, only one part is shown
+    "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{% if FIRST %}"
+    "{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}{% else %}{{ m.content }}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
+)
+CALLS_ONLY = ONE_PART.replace("FIRST", "m.tool_calls")
+CONTENT_ONLY = ONE_PART.replace("FIRST", "m.tool_calls and not m.content")
+ALTERNATING = CALLS_ONLY.replace(
+    "<|im_start|>",
+    "{% if m.role == 'assistant' and not loop.first and messages[loop.index0 - 1].role == 'assistant' %}"
+    "{{ raise_exception('must alternate') }}{% endif %}<|im_start|>",
+)
+
+
+@pytest.mark.parametrize("source", [CALLS_ONLY, CONTENT_ONLY])
+def test_a_content_beside_calls_is_a_message_of_its_own_where_only_one_is_shown(codec: TextCodec, source: str) -> None:
+    both = ChatMessage("assistant", "Let me add.", tool_calls=CALLS, place="messages.1")
+    messages = [*_messages("user"), both, ChatMessage("tool", "3", tool_call_id="a_1")]
+    text = _template(codec, source).encode(messages, ChatOptions(tools=TOOLS)).text
+    assert "assistant\nLet me add.<|im_end|>\n<|im_start|>assistant\n{" in text
+    assert '"arguments": {"a": 1}' in text
+
+
+@pytest.mark.parametrize("tools", ["", TOOLS])
+def test_a_content_beside_calls_that_no_rendering_shows_is_refused(codec: TextCodec, tools: str) -> None:
+    both = ChatMessage("assistant", "Let me add.", tool_calls=CALLS, place="messages.1")
+    messages = [*_messages("user"), both, ChatMessage("tool", "3", tool_call_id="a_1")]
+    with pytest.raises(AdmissionError) as refusal:
+        _template(codec, ALTERNATING).encode(messages, ChatOptions(tools=tools))
+    assert refusal.value.message.startswith("messages.1: ")
+    assert "the content beside tool_calls in a message of the role assistant" in refusal.value.message
+    calls = [*_messages("user call tool"), *_messages("user")]
+    assert '"arguments": {"a": 1}' in _template(codec, ALTERNATING).encode(calls, ChatOptions(tools=tools)).text
+
+
+def test_messages_are_looked_for_where_a_vocabulary_has_no_control_tokens() -> None:
+    spec = json.loads(build_byte_level().to_str()) | {"added_tokens": [], "post_processor": None}
+    codec = TextCodec(json.dumps(spec), {}, None)
+    template = _template(codec, LAST_SYSTEM.replace("<|im_end|>", "\n"))
+    assert not template.controls
+    assert template.encode(_messages("system user"), ChatOptions()).text == "c0userc1\n"
+    with pytest.raises(AdmissionError, match=r"messages\.0: .* the role system "):
+        template.encode(_messages("system system user"), ChatOptions())
