@@ -17,7 +17,9 @@ from tiercel.server.api.body_limit import BodyLimit
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import ApiRoute, make_router
 from tiercel.server.api.middleware import ErrorBoundary, RequestAccounting
+from tiercel.server.api.narrowing import BodyLimits
 from tiercel.server.api.openapi import DocumentedApp
+from tiercel.server.api.params import ModelLimits
 from tiercel.server.api.pipeline import GenerationPipeline
 from tiercel.server.api.routes.admin import AdminRoutes
 from tiercel.server.api.routes.batches import BatchRoutes
@@ -32,6 +34,7 @@ from tiercel.server.api.routes.operations import OperationsRoutes
 from tiercel.server.api.routes.responses import ResponseRoutes
 from tiercel.server.api.routes.stored_chats import StoredChatRoutes
 from tiercel.server.api.routes.tokenize import TokenizeRoutes
+from tiercel.server.batch.line import BATCH_ENDPOINTS
 from tiercel.server.batch.upload_form import FORM_BYTES
 from tiercel.server.http.admin_listener import AdminElsewhere, AdminListener, is_for_operator
 from tiercel.server.http.failure import http_error, on_admission_error
@@ -90,8 +93,21 @@ def create_app(
     app.include_router(UiRoutes(context, past or ServerPast(context), admin).router())
     documented = [route for _, _, routes in families for route in routes]
     check_root_path(settings.root_path, [*(route.path for route in documented), "/ui/data", "/docs", "/openapi.json"])
-    app.document(documented)
+    app.document(documented, lambda: _body_limits(context))
     return app
+
+
+def _body_limits(context: ServerContext) -> BodyLimits:
+    """Return the limits of bodies that the document shows."""
+    ready = context.client.status.ready
+    limits = None if ready is None else ModelLimits.of(ready, context.settings)
+    return BodyLimits(
+        vocab_size=None if ready is None else ready.vocab_size,
+        max_logprobs=context.settings.max_logprobs,
+        hidden_size=context.pooling.hidden_size,
+        longest=None if limits is None else limits.longest,
+        batch_endpoints=tuple(BATCH_ENDPOINTS),
+    )
 
 
 def _http_errors(admin: AdminListener | None) -> Callable[[Request, Exception], Coroutine[None, None, Response]]:

@@ -1,6 +1,6 @@
 """/openapi.json: the routes as FastAPI describes them, with the queries, bodies and answers of their contracts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from tiercel.server.api.contract import EVENTS, JSON, ApiRoute, Contract, QueryField, entry_type, members
+from tiercel.server.api.narrowing import BodyLimits, narrowing
 from tiercel.server.api.schemas.descriptions import FIELD_TEXTS
 
 _REF = "#/components/schemas/{}"
@@ -27,9 +28,12 @@ class DocumentedApp(FastAPI):
     """A FastAPI application whose /openapi.json shows the contracts of its routes."""
 
     contracts: Mapping[tuple[str, str], Contract] = {}
+    _read_facts: Callable[[], BodyLimits] = BodyLimits
+    _facts: BodyLimits | None = None  # that the document was made with
 
-    def document(self, routes: Sequence[ApiRoute]) -> None:
-        """Take over the contracts of routes that the application serves."""
+    def document(self, routes: Sequence[ApiRoute], read_facts: Callable[[], BodyLimits] = BodyLimits) -> None:
+        """Take over the contracts of routes that the application serves. `read_facts` returns the limits of bodies."""
+        self._read_facts = read_facts
         self.contracts = {(_documented_path(route.path), route.method.lower()): route.contract for route in routes}
 
     @property
@@ -46,9 +50,11 @@ class DocumentedApp(FastAPI):
         ]
 
     def openapi(self) -> Document:
-        """Return the document, which is made at the first call."""
-        if self.openapi_schema is None:
-            self.openapi_schema = _completed(super().openapi(), self.contracts)
+        """Return the document, which is made when it is first asked for, and again when a limit has changed."""
+        facts = self._read_facts()
+        if self.openapi_schema is None or facts != self._facts:
+            self.openapi_schema, self._facts = None, facts
+            self.openapi_schema = _completed(super().openapi(), self.contracts, facts)
         return self.openapi_schema
 
 
@@ -56,7 +62,7 @@ def _documented_path(path: str) -> str:
     return path.replace(":path}", "}")
 
 
-def _completed(document: Document, contracts: Mapping[tuple[str, str], Contract]) -> Document:
+def _completed(document: Document, contracts: Mapping[tuple[str, str], Contract], facts: BodyLimits) -> Document:
     for (path, method), contract in contracts.items():
         operation = document["paths"][path][method]
         if contract.query:
@@ -72,7 +78,9 @@ def _completed(document: Document, contracts: Mapping[tuple[str, str], Contract]
             ]
         operation["responses"] = _responses(contract)
     components = document["components"] = document.get("components", {})
-    components["schemas"] = _component_schemas([kind for contract in contracts.values() for kind in contract.types])
+    components["schemas"] = _component_schemas(
+        [kind for contract in contracts.values() for kind in contract.types], facts
+    )
     components["securitySchemes"] = {
         _SCHEME: {"type": "http", "scheme": "bearer"},
         _API_KEY: {"type": "apiKey", "in": "header", "name": _API_KEY},
@@ -112,7 +120,7 @@ def _member_schema(kind: object) -> Document:
     return {"$ref": _REF.format(kind.__name__)} if isinstance(kind, type) else {"type": "object"}
 
 
-def _component_schemas(kinds: Sequence[object]) -> Document:
+def _component_schemas(kinds: Sequence[object], facts: BodyLimits) -> Document:
     """Return the schemas of pydantic models (bodies) and msgspec structs (answers), with all that they refer to."""
     named = {kind for kind in kinds if isinstance(kind, type)}
     models = sorted((kind for kind in named if issubclass(kind, BaseModel)), key=lambda kind: kind.__name__)
@@ -125,5 +133,7 @@ def _component_schemas(kinds: Sequence[object]) -> Document:
             text = FIELD_TEXTS.get(f"{body}.{name}", FIELD_TEXTS.get(name))
             if text is not None and "description" not in field:
                 field["description"] = text
+        if extra := narrowing(body, facts):
+            schema["allOf"] = list(extra)
     _, components = msgspec.json.schema_components(structs, ref_template=_REF.format("{name}"))
     return {**cast(Document, definitions["$defs"]), **components}

@@ -10,6 +10,8 @@ from tiercel.server.api.contract import QueryField
 
 T = TypeVar("T")
 
+_ID = {"type": "string", "minLength": 1}
+
 
 Order = Literal["asc", "desc"]
 
@@ -17,7 +19,7 @@ Order = Literal["asc", "desc"]
 def page_query(*, default: int, most: int, least: int = 1, order: Order = "desc") -> tuple[QueryField, ...]:
     """Return the fields that `page_of` reads, for the contract of a route. `order` is that without the field."""
     return (
-        QueryField("after", {"type": "string"}, "The id of the object behind which the page begins."),
+        QueryField("after", _ID, "The id of the object behind which the page begins."),
         QueryField(
             "limit",
             {"type": "integer", "minimum": least, "maximum": most, "default": default},
@@ -64,8 +66,8 @@ def page_of(
 def message_page_query(*, default: int, most: int) -> tuple[QueryField, ...]:
     """Return the fields that `message_page_of` reads, for the contract of a route."""
     return (
-        QueryField("before_id", {"type": "string"}, "The id of the object before which the page ends."),
-        QueryField("after_id", {"type": "string"}, "The id of the object behind which the page begins."),
+        QueryField("before_id", _ID, "The id of the object before which the page ends."),
+        QueryField("after_id", _ID, "The id of the object behind which the page begins."),
         QueryField(
             "limit",
             {"type": "integer", "minimum": 1, "maximum": most, "default": default},

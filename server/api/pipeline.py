@@ -193,7 +193,8 @@ class GenerationPipeline:
             plan = replace(plan, params=with_drawable_tokens(plan.params, self._context.codec))
         plan = await self._with_grammar(plan, limits, tenant, call.fields.cache_salt, record)
         cap = self._context.defaults.max_new_tokens
-        echoes = [] if plan.echo is None else await self._echoed(plan.echo, prompts, plan)
+        skips = call.fields.skip_special_tokens is True  # as in vLLM, a prompt is repeated with them by default
+        echoes = [] if plan.echo is None else await self._echoed(plan.echo, prompts, plan, skips_specials=skips)
         return PreparedCall(plan, prompts, echoes, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
 
     async def _planned(self, call: GenerationCall, limits: ModelLimits) -> SamplingPlan:
@@ -259,19 +260,15 @@ class GenerationPipeline:
         )
 
     async def _echoed(
-        self, texts: Sequence[str | None], prompts: Sequence[list[int]], plan: SamplingPlan
+        self, texts: Sequence[str | None], prompts: Sequence[list[int]], plan: SamplingPlan, *, skips_specials: bool
     ) -> list[Echo]:
         """Return the texts of prompts that the answer repeats; None stands for a prompt that was given as tokens."""
-        codec, skips, has_logprobs = (
-            self._context.codec,
-            plan.rules.skip_special_tokens,
-            plan.params.logprobs is not None,
-        )
+        codec, has_logprobs = self._context.codec, plan.params.logprobs is not None
 
         def decode() -> list[Echo]:
             echoes: list[Echo] = []
             for text, tokens in zip(texts, prompts, strict=True):
-                text = codec.decode(tokens, skip_special_tokens=skips) if text is None else text
+                text = codec.decode(tokens, skip_special_tokens=skips_specials) if text is None else text
                 echoes.append(Echo(text, text_starts(tokens, text, codec.vocabulary) if has_logprobs else ()))
             return echoes
 

@@ -18,6 +18,9 @@ from tiercel.server.api.schemas.tools import (
     ToolFields,
 )
 
+NumOutputs = Annotated[Integer, Field(json_schema_extra={"minimum": 1})]
+"""A maximum number of output tokens. `params` checks it: with `prompt_logprobs` it may be 0."""
+
 
 class MessageFields(Fields):
     """One message. `message_text` checks the parts of its content, so that an error can name their type.
@@ -63,7 +66,8 @@ class ChatTemplateFields(Fields):
 class ChatFields(SamplingFields, ChatTemplateFields):
     """The body of /v1/chat/completions."""
 
-    max_completion_tokens: Integer | None = None
+    max_tokens: NumOutputs | None = None
+    max_completion_tokens: NumOutputs | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Integer, Field(ge=-1)] | None = None  # -1: the whole vocabulary
     store: Flag | None = None  # of /v1/chat/completions

@@ -23,7 +23,8 @@ FIELD_TEXTS: dict[str, str] = {
     "chat_template_kwargs": "Switches that the chat template declares.",
     "continue_final_message": "Continues the last message instead of answering it.",
     "ebnf": "See `structured_outputs.grammar`.",
-    "echo": "Repeats the prompt before the output, with `logprobs` also its log-probabilities.",
+    "echo": "Repeats the prompt before the output, with `logprobs` also its log-probabilities. A prompt of token ids"
+    " is repeated with its special tokens, unless `skip_special_tokens` is true.",
     "frequency_penalty": "Subtracted from a token's logit for each time that the output has it.",
     "guided_choice": "See `structured_outputs.choice`.",
     "guided_grammar": "See `structured_outputs.grammar`.",

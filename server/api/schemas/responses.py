@@ -1,6 +1,6 @@
 """The body of /v1/responses, and what its fields mean for the chat API."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Literal, cast
 
 from pydantic import Field, SkipValidation
@@ -148,6 +148,11 @@ class ResponseFields(ResponseInputFields):
 _PASSED_ON = frozenset(SamplingFields.model_fields).difference(ResponseFields.model_fields, _REFUSED, ("n",)) | {
     *("model", "temperature", "top_p", "stream")
 }
+
+
+def refused_names() -> Collection[str]:
+    """Return the fields that are refused: of other APIs, and of this one as far as the server does not have them."""
+    return _REFUSED.keys()
 
 
 def refuse_foreign(body: Mapping[str, object]) -> None:

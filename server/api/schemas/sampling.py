@@ -65,7 +65,7 @@ class SamplingFields(StructuredFields, TruncationFields):
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[str, Finite], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     seed: Annotated[Integer, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
-    max_tokens: Integer | None = None
+    max_tokens: Annotated[Integer, Field(json_schema_extra={"minimum": 0})] | None = None  # checked by `params`
     min_tokens: Annotated[Integer, Field(ge=0)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[Integer], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None

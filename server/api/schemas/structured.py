@@ -6,17 +6,22 @@ from msgspec import Struct
 from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation
 
 from tiercel.server.api.schemas.fields import Fields, Flag
+from tiercel.server.grammar.constraint import MAX_GRAMMAR_LETTERS, MAX_REGEX_LETTERS
 
 # Their values are checked by `structured`, which knows the limits: a union would be described by all its branches.
 SchemaOrText = Annotated[
     SkipValidation[str | dict[str, object]] | None, Field(description="A JSON schema, as an object or as JSON text.")
 ]
 Choices = Annotated[SkipValidation[list[str]] | None, Field(description="The output is one of these texts.")]
+# Lengths that the document shows are checked by `structured`, too.
 Pattern = Annotated[
-    str | None,
+    Annotated[str, Field(json_schema_extra={"maxLength": MAX_REGEX_LETTERS})] | None,
     Field(description="A regular expression, in the syntax of Rust's regex, that matches the whole output."),
 ]
-GrammarText = Annotated[str | None, Field(description="A grammar of the output, in Lark's syntax or GBNF.")]
+GrammarText = Annotated[
+    Annotated[str, Field(json_schema_extra={"maxLength": MAX_GRAMMAR_LETTERS})] | None,
+    Field(description="A grammar of the output, in Lark's syntax or GBNF."),
+]
 Whitespace = Annotated[
     str | None, Field(description="A regular expression for white space between two tokens of a JSON output.")
 ]

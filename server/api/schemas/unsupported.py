@@ -15,13 +15,19 @@ _REFUSED_UNLESS: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "modalities": (["text"],),
     "logits_processors": ([],),
+    "prompt_embeds": ([],),
 }
 _REFUSED = frozenset(
-    {"functions", "prompt_embeds", "audio"}
+    {"functions", "audio"}
     | {"chat_template", "documents", "web_search_options", "mm_processor_kwargs", "truncate_prompt_tokens"}
     | {"kv_transfer_params", "repetition_detection", "thinking_token_budget", "logits_processor"}
     | {"logprob_token_ids"}
 )
+
+
+def refused_values() -> dict[str, tuple[object, ...]]:
+    """Return by field the values besides null that are not refused."""
+    return dict.fromkeys(_REFUSED, ()) | _REFUSED_UNLESS
 
 
 def is_harmless(name: str, value: object) -> bool:

@@ -62,7 +62,7 @@ def test_prompts_of_completions(model_folder: Path, codec: TextCodec) -> None:
             assert "x-tiercel-ignored-fields" not in answer.headers
         echoed = text_body(LONG, truncate_prompt_tokens=4, max_tokens=1, echo=True, logprobs=0)
         (choice,) = (await server.http.post(TEXT, json=echoed)).json()["choices"]
-        assert choice["text"].startswith(codec.decode(rest[-3:]))
+        assert choice["text"].startswith("<s>" + codec.decode(rest[-3:]))
         assert max(choice["logprobs"]["text_offset"]) <= len(choice["text"])
 
     with_server(server_settings(model_folder), test)
