@@ -25,6 +25,7 @@ from tiercel.server.api.routes.admin import AdminRoutes
 from tiercel.server.api.routes.batches import BatchRoutes
 from tiercel.server.api.routes.chat import ChatRoutes
 from tiercel.server.api.routes.completions import CompletionRoutes
+from tiercel.server.api.routes.conversations import ConversationRoutes
 from tiercel.server.api.routes.embeddings import EmbeddingRoutes
 from tiercel.server.api.routes.files import FileRoutes
 from tiercel.server.api.routes.message_batches import MessageBatchRoutes
@@ -71,6 +72,7 @@ def create_app(
         *CompletionRoutes(context, pipeline).routes(),
         *ResponseRoutes(context, pipeline).routes(),
         *StoredChatRoutes(context).routes(),
+        *ConversationRoutes(context).routes(),
     ]
     key, admin_key, metrics_key = Guard(context.tenants), AdminGuard(context.tenants), MetricsGuard(context.tenants)
     message_key, models_key = MessagesGuard(context.tenants), ModelsGuard(context.tenants)

@@ -14,11 +14,9 @@ from tiercel.server.api.schemas.chat import MessageFields, placed
 from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, read_fields
 from tiercel.server.api.schemas.unsupported import refuse_unsupported_in_messages
 from tiercel.server.api.stored_items import Item, StoredItem, decode_item, encode_item
-from tiercel.server.api.stored_response import StoredTurn
+from tiercel.server.api.stored_response import MAX_CONVERSATION, StoredTurn
 from tiercel.server.http.watch import ClientGoneError
 
-MAX_CONVERSATION = 4 * MAX_MESSAGES
-"""Maximum number of stored items, and turns, of one conversation: thoughts, a text and calls are one message."""
 _MAX_LETTER_BYTES = 4
 _MESSAGE_BYTES = 2048  # of a message as an object, beside its texts
 
@@ -44,11 +42,16 @@ class ResponseInput:
         truncates: bool,
         limit_bytes: int,
         may_fit: Callable[[int], bool] = lambda _letters: True,
+        earlier_field: str = "previous_response_id",
     ) -> None:
-        """Errors: AdmissionError (413, or 400 for too many items) naming the field and the limit."""
+        """`earlier_field` refers to `parent`.
+
+        Errors: AdmissionError (413, or 400 for too many items) naming the field and the limit.
+        """
         self._items = items
         self._instructions = instructions
         self._truncates = truncates
+        self._earlier_field = earlier_field
         self._is_abandoned = False
         referred = [item for item in items if isinstance(item, StoredItem)]
         referred_bytes = _num_bytes(referred)
@@ -56,9 +59,8 @@ class ResponseInput:
         earlier: list[StoredItem] = []
         if parent is not None:
             needs_question = not any(map(_opens_turn, items))
-            earlier = _earlier(
-                parent, limit_bytes - referred_bytes, limit_bytes, truncates=truncates, needs_question=needs_question
-            )
+            before = _Earlier(parent, earlier_field, limit_bytes)
+            earlier = before.items(limit_bytes - referred_bytes, truncates=truncates, needs_question=needs_question)
         self._entries: list[Item | StoredItem] = [*earlier, *items]
         self._num_before = len(earlier)
         if truncates:
@@ -88,9 +90,11 @@ class ResponseInput:
 
     def messages(self) -> list[MessageFields]:
         """Return the messages of the conversation. For workers. Errors: AdmissionError (400); ClientGoneError."""
-        messages = chat_messages(self._decoded(), self._instructions, self._num_before)
+        messages = chat_messages(self._decoded(), self._instructions, self._num_before, self._earlier_field)
         if self._truncates and len(messages) > MAX_MESSAGES:
             messages = _without_oldest(messages, MAX_MESSAGES)
+        if not messages:  # neither input nor anything else: templates need a message
+            messages = [{"role": "user", "content": "", "place": "input"}]
         places = [str(message.pop("place")) for message in messages]
         body: dict[str, object] = {"messages": messages}
         refuse_unsupported_in_messages(body)
@@ -123,63 +127,77 @@ class ResponseInput:
             yield item
 
 
-def _earlier(
-    parent: StoredTurn, room_bytes: int, limit_bytes: int, *, truncates: bool, needs_question: bool
-) -> list[StoredItem]:
-    """Return the stored items before a request, in order. Errors: AdmissionError (413 or 400)."""
-    fits = parent.item_bytes <= room_bytes and parent.length <= MAX_CONVERSATION
-    if fits:
-        return [item for turn in reversed(list(parent.backwards())) for item in (*turn.input, *turn.output)]
-    if truncates:
-        return _latest(parent, room_bytes, limit_bytes, needs_question=needs_question)
-    if parent.length > MAX_CONVERSATION:
-        raise _too_many()
-    used = limit_bytes - room_bytes
-    meaning = "its conversation" if not used else "its conversation and the stored items that input refers to"
-    check_expansion("previous_response_id", meaning, parent.item_bytes + used, limit_bytes)
-    raise AssertionError("the conversation fits")
+class _Earlier:
+    """The conversation before a request, which `field` refers to."""
 
+    def __init__(self, parent: StoredTurn, field: str, limit_bytes: int) -> None:
+        self._parent = parent
+        self._field = field
+        self._limit_bytes = limit_bytes  # of all that the request refers to
 
-def _latest(parent: StoredTurn, room_bytes: int, limit_bytes: int, *, needs_question: bool) -> list[StoredItem]:
-    """Return the items before the first turn of a conversation, and those of as many of its latest turns as fit.
+    def items(self, room_bytes: int, *, truncates: bool, needs_question: bool) -> list[StoredItem]:
+        """Return the stored items before a request, in order. Errors: AdmissionError (413 or 400)."""
+        parent = self._parent
+        if parent.item_bytes <= room_bytes and parent.length <= MAX_CONVERSATION:
+            return [item for turn in reversed(list(parent.backwards())) for item in (*turn.input, *turn.output)]
+        if truncates:
+            return self._latest(room_bytes, needs_question=needs_question)
+        if parent.length > MAX_CONVERSATION:
+            raise self._too_many()
+        used = self._limit_bytes - room_bytes
+        meaning = "its conversation" if not used else "its conversation and the stored items that input refers to"
+        self._check(meaning, parent.item_bytes + used)
+        raise AssertionError("the conversation fits")
 
-    With `needs_question` the last turn must be there, because the request goes on in it.
-    """
-    opening = _opening(parent)
-    places = MAX_CONVERSATION - len(opening)
-    room_bytes -= _num_bytes(opening)
-    check_expansion("previous_response_id", "the beginning of its conversation", limit_bytes - room_bytes, limit_bytes)
-    latest: list[StoredItem] = []  # the last one first
-    pending: list[StoredItem] = []  # of a turn whose beginning has not been reached
-    for item in _backwards(parent):
-        pending.append(item)
-        room_bytes -= len(item.encoded)
-        places -= 1
-        if room_bytes < 0 or places < 0:
-            break
-        if item.opens_turn:
-            latest += pending
-            pending = []
-    if needs_question and not latest:
-        size = limit_bytes - room_bytes
-        check_expansion("previous_response_id", "the last turn of its conversation", size, limit_bytes)
-        raise _too_many()
-    return [*opening, *reversed(latest)]
+    def _latest(self, room_bytes: int, *, needs_question: bool) -> list[StoredItem]:
+        """Return the items before the first turn, and those of as many of the latest turns as fit.
 
-
-def _opening(parent: StoredTurn) -> list[StoredItem]:
-    """Return the items before the first turn of a conversation. Errors: AdmissionError (400) if they are too many."""
-    first = parent.first_asked
-    beginning = parent if first is None else first
-    if beginning.length > MAX_CONVERSATION:
-        raise _too_many()
-    opening: list[StoredItem] = []
-    for turn in reversed(list(beginning.backwards())):
-        for item in (*turn.input, *turn.output):
+        With `needs_question` the last turn must be there, because the request goes on in it.
+        """
+        opening = self._opening()
+        places = MAX_CONVERSATION - len(opening)
+        room_bytes -= _num_bytes(opening)
+        self._check("the beginning of its conversation", self._limit_bytes - room_bytes)
+        latest: list[StoredItem] = []  # the last one first
+        pending: list[StoredItem] = []  # of a turn whose beginning has not been reached
+        for item in _backwards(self._parent):
+            pending.append(item)
+            room_bytes -= len(item.encoded)
+            places -= 1
+            if room_bytes < 0 or places < 0:
+                break
             if item.opens_turn:
-                return opening
-            opening.append(item)
-    return opening
+                latest += pending
+                pending = []
+        if needs_question and not latest:
+            self._check("the last turn of its conversation", self._limit_bytes - room_bytes)
+            raise self._too_many()
+        return [*opening, *reversed(latest)]
+
+    def _opening(self) -> list[StoredItem]:
+        """Return the items before the first turn. Errors: AdmissionError (400) if they are too many."""
+        first = self._parent.first_asked
+        beginning = self._parent if first is None else first
+        if beginning.length > MAX_CONVERSATION:
+            raise self._too_many()
+        opening: list[StoredItem] = []
+        for turn in reversed(list(beginning.backwards())):
+            for item in (*turn.input, *turn.output):
+                if item.opens_turn:
+                    return opening
+                opening.append(item)
+        return opening
+
+    def _check(self, meaning: str, num_bytes: int) -> None:
+        check_expansion(self._field, meaning, num_bytes, self._limit_bytes)
+
+    def _too_many(self) -> AdmissionError:
+        return AdmissionError(
+            400,
+            f"{self._field}: its conversation has more than {MAX_CONVERSATION} items. Please set truncation to auto, or"
+            " send the latest part of the conversation as input.",
+            param=self._field,
+        )
 
 
 def _possible(entries: list[Item | StoredItem], may_fit: Callable[[int], bool]) -> tuple[list[Item | StoredItem], int]:
@@ -226,12 +244,3 @@ def _opens_turn(item: Item | StoredItem) -> bool:
 
 def _num_bytes(items: Iterable[StoredItem]) -> int:
     return sum(len(item.encoded) for item in items)
-
-
-def _too_many() -> AdmissionError:
-    return AdmissionError(
-        400,
-        f"previous_response_id: its conversation has more than {MAX_CONVERSATION} items. Please set truncation to auto,"
-        " or send the latest part of the conversation as input.",
-        param="previous_response_id",
-    )

@@ -18,8 +18,10 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(24)
 
 
-def read_items(value: object, find: Callable[[str], StoredItem | None]) -> list[Item | StoredItem]:
-    """Check the `input` of a request, a text or a list of items, and return its items.
+def read_items(
+    value: object, find: Callable[[str], StoredItem | None], field: str = "input"
+) -> list[Item | StoredItem]:
+    """Check the items of a request, a text or a list in `field`, and return them.
 
     `find` returns the stored item with an id, for items of type item_reference. It is returned as it is: what it
     stands for may be large.
@@ -28,21 +30,23 @@ def read_items(value: object, find: Callable[[str], StoredItem | None]) -> list[
     if value is None:
         return []
     if isinstance(value, str):
-        return [_message("user", [_text_part("user", value)], {})]
+        return [_message("user", [_text_part("user", value)], {}, field)]
     if not isinstance(value, list):
-        raise _wrong("input", "must be a string or a list of items")
+        raise _wrong(field, "must be a string or a list of items")
     entries = cast(list[object], value)
     if len(entries) > MAX_MESSAGES:
-        raise _wrong("input", f"at most {MAX_MESSAGES} items")
-    _check_num_parts(entries)
-    return [_item(entry, f"input.{index}", find) for index, entry in enumerate(entries)]
+        raise _wrong(field, f"at most {MAX_MESSAGES} items")
+    _check_num_parts(entries, field)
+    return [_item(entry, f"{field}.{index}", find) for index, entry in enumerate(entries)]
 
 
-def chat_messages(items: Iterable[Item], instructions: str | None, num_before: int) -> list[dict[str, object]]:
+def chat_messages(
+    items: Iterable[Item], instructions: str | None, num_before: int, field_before: str
+) -> list[dict[str, object]]:
     """Return the chat messages of a conversation. Of each item, its texts alone are kept.
 
     Each message has its `place` in the request, for errors: that of its first item. The first `num_before` items are
-    those of earlier responses.
+    those of earlier responses, which `field_before` refers to.
     Thoughts, a text and calls that follow each other are one message of the assistant, as the model wrote them.
     """
     messages: list[dict[str, object]] = []
@@ -50,7 +54,7 @@ def chat_messages(items: Iterable[Item], instructions: str | None, num_before: i
         messages.append({"role": "system", "content": instructions, "place": "instructions"})
     answer: _Answer | None = None  # the message of the assistant that is being put together
     for index, item in enumerate(items):
-        place = f"input.{index - num_before}" if index >= num_before else "previous_response_id"
+        place = f"input.{index - num_before}" if index >= num_before else field_before
         match item["type"]:
             case "message" if item["role"] != "assistant":
                 answer = None
@@ -134,13 +138,16 @@ def _item(entry: object, place: str, find: Callable[[str], StoredItem | None]) -
             found = find(reference)
             if found is None:
                 raise AdmissionError(
-                    404, f"{place}: an item with id '{reference}' is not stored.", code="item_not_found", param="input"
+                    404,
+                    f"{place}: an item with id '{reference}' is not stored.",
+                    code="item_not_found",
+                    param=_field(place),
                 )
             return found
         case _:
             shown = f"of type {kind[:64]}" if isinstance(kind, str) else "without a type"
             raise AdmissionError(
-                400, f"{place}: an item {shown} is not supported", code="unsupported_parameter", param="input"
+                400, f"{place}: an item {shown} is not supported", code="unsupported_parameter", param=_field(place)
             )
 
 
@@ -153,11 +160,11 @@ def _read_message(item: Mapping[str, object], place: str) -> Item:
         parts = [_text_part(cast(str, role), content)]
     else:
         parts = _parts(content, cast(str, role), f"{place}.content")
-    return _message(cast(str, role), parts, item)
+    return _message(cast(str, role), parts, item, place)
 
 
-def _message(role: str, parts: list[dict[str, object]], item: Mapping[str, object]) -> Item:
-    return {"type": "message", "id": _id(item, "", "msg_"), "role": role, "content": parts, "status": "completed"}
+def _message(role: str, parts: list[dict[str, object]], item: Mapping[str, object], place: str) -> Item:
+    return {"type": "message", "id": _id(item, place, "msg_"), "role": role, "content": parts, "status": "completed"}
 
 
 def _read_reasoning(item: Mapping[str, object], place: str) -> Item:
@@ -197,7 +204,7 @@ def _parts(content: object, role: str, place: str) -> list[dict[str, object]]:
                 400,
                 f"{place}.{index}: a part {shown} is not supported: the model reads text only",
                 code="unsupported_parameter",
-                param="input",
+                param=_field(place),
             )
         if kind == "refusal":
             parts.append({"type": "refusal", "refusal": _text(part, "refusal", f"{place}.{index}")})
@@ -212,7 +219,7 @@ def _text_part(role: str, text: str) -> dict[str, object]:
     return {"type": "input_text", "text": text}
 
 
-def _check_num_parts(entries: Iterable[object]) -> None:
+def _check_num_parts(entries: Iterable[object], field: str) -> None:
     """Refuse long contents before their parts are read."""
     parts = 0
     for entry in entries:
@@ -221,7 +228,7 @@ def _check_num_parts(entries: Iterable[object]) -> None:
             lists = [item.get(name) for name in ("content", "summary", "output")]
             parts += sum(len(cast(list[object], one)) for one in lists if isinstance(one, list))
     if parts > MAX_PARTS:
-        raise _wrong("input", f"at most {MAX_PARTS} content parts")
+        raise _wrong(field, f"at most {MAX_PARTS} content parts")
 
 
 def _id(item: Mapping[str, object], place: str, prefix: str) -> str:
@@ -245,4 +252,9 @@ def _text(item: Mapping[str, object], name: str, place: str) -> str:
 
 
 def _wrong(place: str, fault: str) -> AdmissionError:
-    return AdmissionError(400, f"{place} {fault}", code="invalid_value", param="input")
+    return AdmissionError(400, f"{place} {fault}", code="invalid_value", param=_field(place))
+
+
+def _field(place: str) -> str:
+    """Return the field of a request that has a place."""
+    return place.partition(".")[0]

@@ -3,12 +3,17 @@
 from collections.abc import Iterator, Sequence
 
 from tiercel.server.api.object_store import StoredObject
+from tiercel.server.api.schemas.fields import MAX_MESSAGES
 from tiercel.server.api.stored_items import ITEM_BYTES, StoredItem, StoredPart, listed
 
 TURN_BYTES = 256
 """Memory of one turn beside its items."""
 REFERENCE_BYTES = 8
 """Memory of the place of an item in a turn."""
+
+
+MAX_CONVERSATION = 4 * MAX_MESSAGES
+"""Maximum number of stored items, and turns, of one conversation: thoughts, a text and calls are one message."""
 
 
 class StoredTurn(StoredPart):

@@ -6,7 +6,9 @@ from msgspec import Struct
 
 from tiercel.ids import TenantId
 
-Purpose = Literal["batch", "batch_output"]
+UploadPurpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
+"""The purposes that a client may name. Files for batches are read by them; all others are kept and returned."""
+Purpose = UploadPurpose | Literal["batch_output"]
 Endpoint = str  # a path such as /v1/chat/completions
 MESSAGES_ENDPOINT: Endpoint = "/v1/messages"
 """The endpoint of the batches of /v1/messages/batches; those of /v1/batches have others."""

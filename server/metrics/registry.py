@@ -28,6 +28,7 @@ _POSTS = (
     *("/v1/chat/completions", "/v1/chat/completions/{id}", "/v1/completions"),
     *("/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+    *("/v1/conversations", "/v1/conversations/{id}", "/v1/conversations/{id}/items"),
     *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{id}/cancel"),
     *("/tokenize", "/detokenize", "/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
 )

@@ -1,7 +1,8 @@
 """A proxy that gives the placeholder ids of OpenAI's own tests a meaning.
 
-Those tests ask a mock server for `response_id`, `file_id`, `batch_id` and `input_file_id`. Before a request with one of
-these is passed on, a response, file or batch is made on the server, and its id takes the place of the placeholder.
+Those tests ask a mock server for `response_id`, `completion_id`, `conv_123`, `file_id`, `batch_id` and `input_file_id`.
+Before a request with one of these is passed on, a response, completion, conversation, file or batch is made on the
+server, and its id takes the place of the placeholder. So does that of an object for `after=after`.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ import httpx
 
 _LINE = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 1}}
 _RESPONSE = re.compile(r"(?<=/responses/)(response_id|resp_677efb5139a88190b512bc3fef8e535d)(?=$|[/?])")
+_CHAT = re.compile(r"(?<=/chat/completions/)completion_id(?=$|[/?])")
+_CONVERSATION = re.compile(r"(?<=/conversations/)conv_123(?=$|[/?])")
 _KEPT = ("content-type", "x-request-id", "openai-processing-ms", "retry-after")
 
 
@@ -32,6 +35,17 @@ class _Making:
     def batch(self) -> str:
         body = {"input_file_id": self.file(), "endpoint": "/v1/completions", "completion_window": "24h"}
         return self._id(self._http.post("/v1/batches", json=body))
+
+    def chat(self) -> str:
+        # The client's type of a stored message, strictly taken, is a message of the assistant.
+        body = {"model": self._model, "messages": [{"role": "assistant", "content": "Hello"}], "max_tokens": 1}
+        return self._id(
+            self._http.post("/v1/chat/completions", json={**body, "store": True, "metadata": {"foo": "string"}})
+        )
+
+    def conversation(self) -> str:
+        items = [{"type": "message", "role": "user", "content": "Hello", "id": "msg_abc"}]
+        return self._id(self._http.post("/v1/conversations", json={"items": items}))
 
     def response(self, *, is_unfinished: bool) -> str:
         body = {"model": self._model, "input": "Hello", "background": is_unfinished}
@@ -53,6 +67,13 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path
         if _RESPONSE.search(path):
             path = _RESPONSE.sub(self.making.response(is_unfinished=path.endswith("/cancel")), path)
+        if _CHAT.search(path):
+            made = self.making.chat()
+            path = _CHAT.sub(made, path).replace("after=after", f"after={made}-0")
+        elif "/chat/completions?" in path:
+            path = path.replace("after=after", f"after={self.making.chat()}").replace("model=model&", "")
+        if _CONVERSATION.search(path):
+            path = _CONVERSATION.sub(self.making.conversation(), path)
         if "/files/file_id" in path:
             path = path.replace("file_id", self.making.file())
         if "/batches/batch_id" in path:

@@ -120,6 +120,12 @@ class ReasoningBody(Struct, frozen=True):
     summary: str | None = None
 
 
+class ConversationRef(Struct, frozen=True):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class ResponseBody(Struct, frozen=True, kw_only=True):
     """A response. Fields that the client did not send have the value that was in force."""
 
@@ -129,6 +135,7 @@ class ResponseBody(Struct, frozen=True, kw_only=True):
     completed_at: int | None = None
     status: ResponseStatus
     background: bool
+    conversation: ConversationRef | UnsetType = UNSET  # left out without one
     error: ResponseFault | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None

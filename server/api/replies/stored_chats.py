@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from tiercel.server.api.replies.chat import ChatReply, ChatReplyChoice
 from tiercel.server.api.replies.usage import UsageBody
@@ -20,7 +20,7 @@ class StoredChatBody(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatReplyChoice]
     service_tier: str | None
-    system_fingerprint: str | None
+    system_fingerprint: str | UnsetType | None
     usage: UsageBody
     request_id: str
     metadata: dict[str, str]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import get_args
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from tiercel.server.api.file_content import file_content
 from tiercel.server.api.paging import page_of, page_query
 from tiercel.server.api.replies.batches import DeletedFile, FileList, FileObject
 from tiercel.server.api.schemas.batches import MAX_LIFETIME_S, MIN_LIFETIME_S, FileFields
-from tiercel.server.batch.records import FileRecord
+from tiercel.server.batch.records import FileRecord, UploadPurpose
 from tiercel.server.batch.service import BatchService
 from tiercel.server.batch.upload_form import UploadForm
 from tiercel.server.http.answer import json_answer
@@ -72,9 +73,9 @@ class FileRoutes:
                     await linger(request.receive)
                 raise
             filename = form.finish()
-            lifetime_s = _read_lifetime(form.fields)
+            purpose, lifetime_s = _read_purpose(form.fields), _read_lifetime(form.fields)
             service_of(self._context).folder  # noqa: B018 - raises if the server has begun to drain
-            record = await upload.commit(filename, "batch", lifetime_s)
+            record = await upload.commit(filename, purpose, lifetime_s)
         return json_answer(FileObject.of(record))
 
     async def show_all(self, request: Request) -> Response:
@@ -144,11 +145,17 @@ def no_such(kind: str, param: str) -> AdmissionError:
     return AdmissionError(404, f"There is no {kind} with this id.", code="not_found", param=param)
 
 
+def _read_purpose(fields: dict[str, str]) -> UploadPurpose:
+    """Return the purpose that the form names. Errors: AdmissionError (400)."""
+    named = fields.get("purpose")
+    for purpose in get_args(UploadPurpose):
+        if purpose == named:
+            return purpose
+    raise AdmissionError(400, f"purpose: expected one of {', '.join(get_args(UploadPurpose))}", param="purpose")
+
+
 def _read_lifetime(fields: dict[str, str]) -> int:
-    """Check the fields of the form, and return the seconds until the file expires. Errors: AdmissionError (400)."""
-    purpose = fields.get("purpose")
-    if purpose != "batch":
-        raise AdmissionError(400, "purpose: expected batch", param="purpose")
+    """Return the seconds until the file expires. Errors: AdmissionError (400)."""
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return _LIFETIME_S

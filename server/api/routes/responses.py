@@ -24,6 +24,7 @@ from tiercel.server.api.replies.hole import HOLE, hole
 from tiercel.server.api.replies.response_events import ResponseEvent
 from tiercel.server.api.replies.response_shape import ResponseShape
 from tiercel.server.api.replies.responses import (
+    ConversationRef,
     DeletedResponse,
     InputItemList,
     InputTokenCount,
@@ -47,6 +48,7 @@ from tiercel.server.api.schemas.responses import (
     refuse_foreign,
 )
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
+from tiercel.server.api.stored_conversation import find_conversation
 from tiercel.server.api.stored_items import Item, StoredItem, StoredPart, listed
 from tiercel.server.api.stored_response import StoredResponse, StoredTurn
 from tiercel.server.http.answer import json_answer
@@ -88,6 +90,7 @@ class ResponseRoutes:
         return [
             ApiRoute("POST", "/v1/responses", self.create, create),
             ApiRoute("POST", "/v1/responses/input_tokens", self.count, count),
+            ApiRoute("POST", "/v1/responses/compact", self.compact, Contract(refusals=(*KEY_REFUSALS, 404))),
             ApiRoute("GET", one, self.retrieve, _contract(ResponseBody, 400, 503, events=ResponseEvent, query=_REPLAY)),
             ApiRoute("DELETE", one, self.delete, _contract(DeletedResponse)),
             ApiRoute("POST", f"{one}/cancel", self.cancel, _contract(ResponseBody, 400)),
@@ -113,7 +116,7 @@ class ResponseRoutes:
             if one.shape.body.background:
                 return self._answer_later(begun, one, request)
             answer = self._pipeline.answer_of(begun)
-            if not one.shape.body.store:
+            if not one.is_kept:
                 return answer
             until_stored.pop_all()
             return KeptAnswer(answer, one.shape, one.keeper, one.call.input)
@@ -136,6 +139,15 @@ class ResponseRoutes:
             record_of(request.scope).rate_headers = lambda: self._context.admission.rate_headers(tenant)
             with self._context.admission.enter(tenant):
                 return await run_watched(self._counted(body, tenant.name, holding), request.receive)
+
+    async def compact(self, _request: Request) -> Response:
+        """Refuse to compact a conversation, which OpenAI's API does."""
+        raise AdmissionError(
+            404,
+            "This server does not compact conversations: only the model that wrote a conversation could sum it up. Set"
+            " truncation to auto, which leaves out the oldest turns, or send the part of the conversation that counts.",
+            code="compaction_not_supported",
+        )
 
     async def retrieve(self, request: Request, id: str) -> Response:
         """Return a stored response; with `stream=true` as events, which are made anew."""
@@ -189,23 +201,25 @@ class ResponseRoutes:
         fields = read_fields(ResponseFields, body)
         self._check_background(fields)
         model = self._context.model_name(fields.model)
-        parent, items = self._conversation(fields, tenant)
+        before, items = self._conversation(fields, tenant)
         chat = self._chat(chat_body(fields, body))
         chat.note_ignored(ignored_by(body))
         tier = self._pipeline.head(chat, "resp_", with_logprobs=False).service_tier
         head = self._body(fields, chat, model, tier or "default")
-        input = self._input(fields, parent, items)
-        call = ResponseCall(self._call(chat), input, fields.truncation == "auto", head.store)
-        keeper = ResponseKeeper(self._store, tenant, parent, items)  # last, because it holds parts of the store
+        input = self._input(fields, before, items)
+        is_kept = head.store or before.conversation is not None
+        call = ResponseCall(self._call(chat), input, fields.truncation == "auto", is_kept)
+        # last, because it holds parts of the store
+        keeper = ResponseKeeper(self._store, tenant, before.turn, items, before.conversation)
         shape = ResponseShape(
             head,
-            keeper.change if head.store else _ignored,
+            keeper.change if is_kept else _ignored,
             new_id,
             self._context.wall_s,
             reader=call.chat.reader,
             with_logprobs=fields.wants_logprobs,
         )
-        return _Made(call, shape, keeper)
+        return _Made(call, shape, keeper, is_kept)
 
     def _check_background(self, fields: ResponseFields) -> None:
         if not fields.background:
@@ -229,11 +243,16 @@ class ResponseRoutes:
         record_of(request.scope).background = self._runs.start(tenant, begun, one.shape)
         return json_answer(one.shape.body)
 
-    def _conversation(
-        self, fields: ResponseInputFields, tenant: str
-    ) -> tuple[StoredTurn | None, list[Item | StoredItem]]:
-        """Return the turn before this one, and the items of this one. Errors: AdmissionError (400 or 404)."""
-        parent = None
+    def _conversation(self, fields: ResponseInputFields, tenant: str) -> tuple["_Before", list[Item | StoredItem]]:
+        """Return what is before this turn, and the items of this one. Errors: AdmissionError (400, 404 or 413)."""
+        if fields.conversation_id is not None and fields.previous_response_id is not None:
+            raise AdmissionError(
+                400,
+                "Only one of conversation and previous_response_id can be given.",
+                code="mutually_exclusive_parameters",
+                param="conversation",
+            )
+        parent, conversation = None, None
         if fields.previous_response_id is not None:
             entry = self._store.get(tenant, StoredResponse, fields.previous_response_id)
             if entry is None:
@@ -247,25 +266,26 @@ class ResponseRoutes:
             if not entry.is_over:
                 raise AdmissionError(400, "The previous response is still in progress.", param="previous_response_id")
             parent = entry.turn
+        if fields.conversation_id is not None:
+            conversation = find_conversation(self._store, tenant, fields.conversation_id, "conversation")
+            parent = conversation.turn
         items = read_items(fields.input, lambda id: self._store.item(tenant, id))
-        if parent is None and not items:
-            raise AdmissionError(
-                400, "One of input and previous_response_id is required.", code="missing_required_parameter",
-                param="input",
-            )  # fmt: skip
-        return parent, items
+        if parent is None and not items and fields.input is not None:
+            raise AdmissionError(400, "input: expected a text or at least one item.", param="input")
+        if conversation is not None:
+            conversation.check(self._store, "conversation", more_items=1 + len(items))
+        return _Before(parent, None if conversation is None else conversation.id), items
 
-    def _input(
-        self, fields: ResponseInputFields, parent: StoredTurn | None, items: list[Item | StoredItem]
-    ) -> ResponseInput:
+    def _input(self, fields: ResponseInputFields, before: "_Before", items: list[Item | StoredItem]) -> ResponseInput:
         """Return what the model reads, counted and not decoded. Errors: AdmissionError (400 or 413)."""
         return ResponseInput(
-            parent,
+            before.turn,
             items,
             fields.instructions,
             truncates=fields.truncation == "auto",
             limit_bytes=self._context.settings.max_body_bytes,
             may_fit=self._may_fit,
+            earlier_field="previous_response_id" if before.conversation is None else "conversation",
         )
 
     def _may_fit(self, letters: int) -> bool:
@@ -293,6 +313,7 @@ class ResponseRoutes:
             created_at=int(self._context.wall_s()),
             status="queued" if fields.background else "in_progress",
             background=bool(fields.background),
+            conversation=UNSET if fields.conversation_id is None else ConversationRef(fields.conversation_id),
             instructions=fields.instructions,
             max_output_tokens=fields.max_output_tokens,
             max_tool_calls=fields.max_tool_calls,
@@ -322,16 +343,24 @@ class ResponseRoutes:
         refuse_foreign(body)
         fields = read_fields(ResponseInputFields, body)
         self._context.model_name(fields.model)
-        parent, items = self._conversation(fields, tenant)
+        before, items = self._conversation(fields, tenant)
         chat = self._call(self._chat(prompt_fields(fields)))
-        call = ResponseCall(chat, self._input(fields, parent, items), fields.truncation == "auto", is_stored=False)
+        call = ResponseCall(chat, self._input(fields, before, items), fields.truncation == "auto", is_stored=False)
         holding.grow(call.expanded_bytes)
-        keeper = ResponseKeeper(self._store, tenant, parent, items)
+        keeper = ResponseKeeper(self._store, tenant, before.turn, items)
         try:
             (tokens,) = await call.tokenize(limits)
         finally:
             keeper.release()
         return json_answer(InputTokenCount(len(tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """The turns before a response, and the id of the conversation that they are taken from."""
+
+    turn: StoredTurn | None
+    conversation: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +370,7 @@ class _Made:
     call: ResponseCall
     shape: ResponseShape
     keeper: ResponseKeeper
+    is_kept: bool  # the response is stored, or its turn is added to a conversation
 
 
 def _text_body(fields: ResponseFields) -> dict[str, object]:

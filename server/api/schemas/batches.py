@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tiercel.server.api.schemas.fields import Fields, Integer, Metadata
+from tiercel.server.batch.records import UploadPurpose
 
 MIN_LIFETIME_S = 3600
 MAX_LIFETIME_S = 30 * 24 * 3600
@@ -15,7 +16,9 @@ class FileFields(Fields):
     """The form of an upload. It is parsed piece by piece, see `server/batch/upload_form.py`."""
 
     file: Annotated[bytes, Field(json_schema_extra={"format": "binary"})]
-    purpose: Literal["batch"]
+    purpose: Annotated[
+        UploadPurpose, Field(description="Files for `batch` are read by batches; all others are kept and returned.")
+    ]
     expires_after_anchor: Annotated[Literal["created_at"] | None, Field(alias="expires_after[anchor]")] = None
     expires_after_seconds: Annotated[_Lifetime | None, Field(alias="expires_after[seconds]")] = None
 

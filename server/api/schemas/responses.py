@@ -25,7 +25,6 @@ Includable = Literal[
 ]
 
 _REFUSED: dict[str, str] = {
-    "conversation": "use previous_response_id, or send the whole conversation as input",
     "prompt": "prompt templates are not stored here; send instructions and input",
     "moderation": "this server has no moderation model",
     "context_management": "conversations are not compacted here; use truncation",
@@ -56,6 +55,12 @@ class TextFields(Fields):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+class ConversationRefFields(Fields):
+    """A conversation, as an object."""
+
+    id: Annotated[str, Field(max_length=128)]
+
+
 class ResponseStreamOptions(Fields):
     """The options of a stream."""
 
@@ -68,7 +73,10 @@ class ResponseInputFields(Fields):
     model: str | None = None
     input: Annotated[
         SkipValidation[str | list[dict[str, object]] | None],
-        Field(description="A text, or items: `message`, `function_call`, `function_call_output`, `reasoning`, ..."),
+        Field(
+            description="A text, or items: `message`, `function_call`, `function_call_output`, `reasoning`, ... Without"
+            " it the model reads the conversation and the instructions; if there are none, an empty message."
+        ),
     ] = None  # checked by `read_items`
     instructions: Annotated[
         str | None,
@@ -77,6 +85,13 @@ class ResponseInputFields(Fields):
     previous_response_id: Annotated[
         Annotated[str, Field(max_length=128)] | None,
         Field(description="The conversation of a stored response goes before `input`."),
+    ] = None
+    conversation: Annotated[
+        Annotated[str, Field(max_length=128)] | ConversationRefFields | None,
+        Field(
+            description="The id of a conversation, also as `{id}`: its items go before `input`, and those of the turn"
+            " are added to it when the response has ended. Not with `previous_response_id`."
+        ),
     ] = None
     reasoning: Annotated[
         ReasoningFields | None,
@@ -101,6 +116,12 @@ class ResponseInputFields(Fields):
             description="`auto` leaves out the oldest turns of a conversation that is too long; `disabled` refuses it."
         ),
     ] = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation, if there is one."""
+        one = self.conversation
+        return one.id if isinstance(one, ConversationRefFields) else one
 
 
 class ResponseFields(ResponseInputFields):

@@ -302,7 +302,7 @@ def test_the_form_of_an_upload_is_checked(model_folder: Path, tmp_path: Path) ->
             return answer.json()["error"]["param"]
 
         assert await param(await http.post("/v1/files", files=files)) == "purpose"
-        assert await param(await http.post("/v1/files", files=files, data={"purpose": "assistants"})) == "purpose"
+        assert await param(await http.post("/v1/files", files=files, data={"purpose": "batch_output"})) == "purpose"
         more = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "1"}
         assert await param(await http.post("/v1/files", files=files, data=more)) == "expires_after"
         assert await param(await http.post("/v1/files", json={"purpose": "batch"})) is None

@@ -22,6 +22,7 @@ WITHOUT_BODY = (
     "/v1/batches/{batch_id}/cancel",
     "/v1/messages/batches/{batch_id}/cancel",
     "/v1/responses/{id}/cancel",
+    "/v1/responses/compact",  # always refused
 )
 OPEN = ("/health", "/health/live", "/health/ready", "/ping", "/ready", "/readiness", "/version")
 
@@ -86,6 +87,7 @@ QUERIES = {
     "/v1/batches": PAGE,
     "/v1/chat/completions": {"model", "metadata[key]", *PAGE},
     "/v1/chat/completions/{id}/messages": PAGE,
+    "/v1/conversations/{id}/items": PAGE,
     "/v1/files": {"purpose", *PAGE},
     "/v1/messages/batches": {"before_id", "after_id", "limit"},
     "/v1/responses/{id}": {"stream", "starting_after"},
@@ -165,6 +167,8 @@ def _check(document: Tree, method: str, path: str, status: int, body: object, *,
         ("post", "/v1/responses", {"input": []}, KEY, 400),
         ("post", "/v1/responses", {"input": "hi"}, {}, 401),
         ("post", "/v1/responses/input_tokens", {"input": "hi"}, KEY, 200),
+        ("post", "/v1/responses/compact", {"input": "hi"}, KEY, 404),
+        ("post", "/v1/conversations", {"metadata": {"a": "b"}}, KEY, 200),
         ("get", "/v1/models", None, KEY, 200),
         ("post", "/tokenize", text_body(return_token_strs=True), KEY, 200),
         ("post", "/tokenize", chat_body(), KEY, 200),

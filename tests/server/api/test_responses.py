@@ -251,7 +251,6 @@ def test_truncation_leaves_out_the_oldest_turns(model_folder: Path, codec: TextC
 
 
 REFUSED: list[tuple[dict[str, object], int, str]] = [
-    ({"input": None}, 400, "input"),
     ({"input": []}, 400, "input"),
     ({"input": 5}, 400, "input"),
     ({"input": [5]}, 400, "input"),
@@ -261,7 +260,7 @@ REFUSED: list[tuple[dict[str, object], int, str]] = [
     ({"input": [{"type": "function_call", "name": "f"}]}, 400, "input"),
     ({"input": [{"type": "item_reference", "id": "msg_unknown"}]}, 404, "input"),
     ({"input": ["x"] * 2049}, 400, "input"),
-    ({"conversation": "conv_1"}, 400, "conversation"),
+    ({"conversation": "conv_1"}, 404, "conversation"),
     ({"prompt": {"id": "p"}}, 400, "prompt"),
     ({"moderation": {"model": "m"}}, 400, "moderation"),
     ({"context_management": [{"type": "compaction"}]}, 400, "context_management"),
