@@ -157,3 +157,25 @@ def test_a_body_of_many_pieces_leaves_the_loop_to_others_after_each() -> None:
     asyncio.run(test())
     assert len(seen) >= 20
     assert all(later > earlier for earlier, later in pairwise(seen))
+
+
+@pytest.mark.parametrize(("data", "status"), [(b"no gzip", 400), (gzip.compress(bytes(99 * PIECE_BYTES)), 413)])
+def test_the_rest_of_a_refused_body_is_read_so_that_the_client_reads_the_refusal(data: bytes, status: int) -> None:
+    """A connection that is closed with unread bytes is reset, and the answer with it."""
+    coming = [{"type": "http.request", "body": body, "more_body": bool(body)} for body in (data, b"more", b"more", b"")]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        with pytest.raises(AdmissionError) as refused:
+            while (await receive())["more_body"]:
+                pass
+        assert refused.value.status == status
+
+    async def receive() -> Message:
+        return coming.pop(0)
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-encoding", b"gzip")]}
+    asyncio.run(BodyLimit(app, lambda: 9 * PIECE_BYTES, lambda: 0)(scope, receive, send))
+    assert not coming
