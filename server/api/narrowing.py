@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from tiercel.server.api.prompt import MAX_PROMPTS
 from tiercel.server.api.schemas import responses, unsupported
+from tiercel.server.api.schemas.conversations import MAX_ITEMS
 from tiercel.server.api.schemas.embeddings import MAX_INPUTS
 from tiercel.server.grammar.constraint import MAX_CHOICES_LISTED
 
@@ -251,6 +252,13 @@ def _texts(*names: str) -> Callable[[BodyLimits], list[Schema]]:
     ]
 
 
+_ITEM: Schema = {"anyOf": [_given("type"), _given("role")]}
+
+
+def _conversation(_facts: BodyLimits) -> list[Schema]:
+    return [_fields(items={"maxItems": MAX_ITEMS, "items": _ITEM})]
+
+
 def _responses(facts: BodyLimits) -> list[Schema]:
     named: Schema = {"type": "object", **_matches(type={"const": "function"}, name={"type": "string"})}
     allowed: Schema = {
@@ -263,9 +271,9 @@ def _responses(facts: BodyLimits) -> list[Schema]:
     }
     word = _fields(name={"pattern": "^[A-Za-z0-9_-]{1,64}$"})
     return [
-        {"anyOf": [_given("input"), _given("previous_response_id")]},
+        _not_both(_given("conversation"), _given("previous_response_id")),
         _fields(
-            input={"minLength": 1, "minItems": 1, "items": {"anyOf": [_given("type"), _given("role")]}},
+            input={"minLength": 1, "minItems": 1, "items": _ITEM},
             tools={"items": {"allOf": [named, word]}},
             tool_choice={"anyOf": [{"enum": [None, "none", "auto", "required"]}, named, allowed]},
             n={"enum": [None, 1]},
@@ -319,6 +327,8 @@ _BY_BODY: Mapping[str, Callable[[BodyLimits], list[Schema]]] = {
     "TokenizeTextFields": lambda _facts: [_unsupported()],
     "TokenizeChatFields": lambda facts: [*_template(facts), _unsupported()],
     "DetokenizeFields": lambda facts: [_fields(tokens={"items": _token(facts)})],
+    "ConversationFields": _conversation,
+    "ConversationItemsFields": _conversation,
     "ResponseInputFields": _responses,
     "ResponseFields": _response,
     "TextFields": _text_form,

@@ -9,19 +9,14 @@ from tiercel.server.api.schemas.fields import Fields, Metadata
 MAX_ITEMS = 20
 """Maximum number of items that a request adds, as in OpenAI's API."""
 
-Items = Annotated[
-    SkipValidation[list[dict[str, object]]],
-    Field(
-        max_length=MAX_ITEMS,
-        description="Items as in `input` of /v1/responses: `message`, `function_call`, `function_call_output`, ...",
-    ),
-]  # checked by `read_items`
+Items = SkipValidation[list[dict[str, object]]]  # checked by `read_items`
+_ITEMS = "Up to 20 items as in `input` of /v1/responses: `message`, `function_call`, `function_call_output`, ..."
 
 
 class ConversationFields(Fields):
     """The body of POST /v1/conversations."""
 
-    items: Items | None = None
+    items: Annotated[Items | None, Field(description=_ITEMS)] = None
     metadata: Annotated[Metadata | None, Field(description="Stored and returned.")] = None
 
 
@@ -36,4 +31,4 @@ class ConversationUpdateFields(Fields):
 class ConversationItemsFields(Fields):
     """The body of POST /v1/conversations/{id}/items."""
 
-    items: Items
+    items: Annotated[Items, Field(description=_ITEMS)]

@@ -11,6 +11,7 @@ from tests.server.harness import MODEL, Running, chat_body, server_settings, tex
 
 CHAT, TEXT, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+CONVERSATIONS = "/v1/conversations"
 Body = dict[str, Any]  # Any: JSON
 
 
@@ -61,7 +62,8 @@ TAKEN: list[tuple[str, Body]] = [
     ("/tokenize", {"prompt": ""}),
     ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}),
     ("/detokenize", {"tokens": []}), ("/detokenize", {"tokens": [0, 1023]}),
-    (RESPONSES, {"input": "a", "max_output_tokens": 2, "tool_choice": "auto"}),
+    (RESPONSES, {"input": "a", "max_output_tokens": 2, "tool_choice": "auto"}), (RESPONSES, {"max_output_tokens": 2}),
+    (CONVERSATIONS, {}), (CONVERSATIONS, {"items": [{"role": "user", "content": "a"}] * 20}),
     (RESPONSES, {"input": "a", "max_output_tokens": 2, "text": {"format": {"type": "text"}}, "n": 1}),
     (MESSAGES, _chat(tool_choice={"type": "none"})),
 ]  # fmt: skip
@@ -109,7 +111,8 @@ REFUSED: list[tuple[str, Body]] = [
     ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 5}), ("/tokenize", {}),
     ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "continue_final_message": True}),
     ("/detokenize", {"tokens": [-1]}), ("/detokenize", {"tokens": [1024]}), ("/detokenize", {}),
-    (RESPONSES, {}),
+    (RESPONSES, {"input": []}), (RESPONSES, {"conversation": "c", "previous_response_id": "r"}),
+    *((CONVERSATIONS, {"items": items}) for items in ("a", [{}], [{"role": "user", "content": "a"}] * 21)),
     *((RESPONSES, {"input": "a", **fields}) for fields in (
         {"tools": [{"type": "web_search"}]}, {"n": 2}, {"tool_choice": "required"}, {"messages": []}, {"max_tokens": 5},
         {"text": {"format": {"type": "json_schema"}}}, {"top_logprobs": 21}, {"background": True, "store": False},
