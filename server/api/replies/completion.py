@@ -221,7 +221,7 @@ def _name(token: TokenChoice, head: ReplyHead) -> str:
 
 
 def _tops(entry: DrawnToken, head: ReplyHead) -> dict[str, float] | None:
-    """Return log-probabilities by the name of the token, the most likely first.
+    """Return log-probabilities by the name of the token: the drawn one first, as in vLLM, then the most likely.
 
     Of several tokens with one name, that which was drawn keeps it, and the others are written "token_id:123".
     """
@@ -229,7 +229,7 @@ def _tops(entry: DrawnToken, head: ReplyHead) -> dict[str, float] | None:
         return None
     token_by_name = {_name(entry.drawn, head): entry.drawn.token}
     logprob_by_name: dict[str, float] = {}
-    for one in (*entry.likeliest, entry.drawn):
+    for one in (entry.drawn, *entry.likeliest):
         name = _name(one, head)
         if token_by_name.setdefault(name, one.token) != one.token:
             name = f"token_id:{one.token}"

@@ -61,6 +61,7 @@ def test_echo_repeats_the_prompt_with_its_log_probabilities(
         assert columns["text_offset"] == [len("".join(pieces[:index])) for index in range(len(pieces))]
         assert columns["top_logprobs"][0] is None
         assert all(entry[piece] <= 0 for entry, piece in zip(columns["top_logprobs"][1:], pieces[1:], strict=True))
+        assert [next(iter(entry)) for entry in columns["top_logprobs"][1:]] == pieces[1:]  # the drawn one is the first
         if not stream:
             assert parts[0]["usage"]["completion_tokens"] == max_tokens
         (request,) = server.engine.submitted
