@@ -300,7 +300,7 @@ def test_a_body_over_the_limit_is_refused_by_its_header_and_by_its_bytes(model_f
 def test_unknown_routes_and_methods_answer_in_the_same_shape(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         missing = await server.http.get("/v2/nothing")
-        wrong = await server.http.get(CHAT)
+        wrong = await server.http.get(TEXT)
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
         assert wrong.headers["allow"] == "POST"
@@ -312,10 +312,10 @@ def test_unknown_routes_and_methods_answer_in_the_same_shape(model_folder: Path)
 
 def test_the_allow_header_has_every_method_of_the_path(model_folder: Path) -> None:
     async def test(server: Running) -> None:
-        paths = ("/admin/config", "/ping", CHAT, "/metrics", "/ui", "/ui/data", "/v1/models/any/name")
+        paths = ("/admin/config", "/ping", TEXT, "/metrics", "/ui", "/ui/data", "/v1/models/any/name")
         allowed = {path: (await server.http.delete(path)).headers["allow"] for path in paths}
         reads = dict.fromkeys(("/metrics", "/ui", "/ui/data", "/v1/models/any/name"), "GET, HEAD")
-        assert allowed == {"/admin/config": "GET, HEAD, PATCH", "/ping": "GET, HEAD, POST", CHAT: "POST", **reads}
+        assert allowed == {"/admin/config": "GET, HEAD, PATCH", "/ping": "GET, HEAD, POST", TEXT: "POST", **reads}
 
     with_server(server_settings(model_folder), test)
 
@@ -442,6 +442,6 @@ def test_head_is_answered_wherever_get_is(model_folder: Path) -> None:
             assert (head.status_code, head.content) == (200, b""), path
             assert head.headers["content-type"] == get.headers["content-type"]
         assert (await server.http.head("/v2/nothing")).status_code == 404
-        assert (await server.http.head(CHAT)).headers["allow"] == "POST"
+        assert (await server.http.head(TEXT)).headers["allow"] == "POST"
 
     with_server(server_settings(model_folder), test)
