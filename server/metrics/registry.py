@@ -27,9 +27,10 @@ _HTTP_S = (0.1, 0.5, 1)
 _POSTS = (
     *("/v1/chat/completions", "/v1/chat/completions/{id}", "/v1/completions"),
     *("/v1/messages", "/v1/messages/count_tokens"),
-    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+    *("/v1/messages/batches", "/v1/messages/batches/{batch_id}/cancel"),
+    *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
     *("/v1/conversations", "/v1/conversations/{id}", "/v1/conversations/{id}/items"),
-    *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{id}/cancel"),
+    *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact", "/v1/responses/{id}/cancel"),
     *("/tokenize", "/detokenize", "/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
 )
 _REJECTIONS = (
