@@ -30,7 +30,7 @@ from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.schemas.sampling import SamplingFields, StreamOptions
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
 from tiercel.server.api.stream import EventStream, FailureNote, StreamRules
-from tiercel.server.api.submission import Echo, PreparedCall, submit
+from tiercel.server.api.submission import Echo, PreparedCall, submit, without_effect
 from tiercel.server.api.time_limits import TimeLimits
 from tiercel.server.api.whole import WholeReply
 from tiercel.server.engine.choice_text import GenerationError, SequenceFailedError
@@ -161,7 +161,8 @@ class GenerationPipeline:
             holding.grow(call.expanded_bytes)
             record.note_parsed(model)
             fields = call.fields
-            record.ignored_fields = fields.ignored_names
+            idle = without_effect(fields, self._context.settings, is_of_batch=record.is_of_batch)
+            record.ignored_fields = fields.ignored_names + idle
             with self._context.admission.enter(
                 tenant, fields.num_choices, prompts=call.num_prompts, field=call.field
             ) as entry:

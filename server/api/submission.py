@@ -25,6 +25,7 @@ from tiercel.server.tenancy.admission import AdmissionRequest, Entry, Terms
 from tiercel.server.tenancy.tenants import Tenant, narrowed
 from tiercel.server.text.detokenizer import make_detokenizer
 from tiercel.server.tracing.record import RequestRecord
+from tiercel.settings import ServerSettings
 from tiercel.tenant import LAST_BAND
 
 _AT_ONCE = 128  # sequences of one request that one turn of the event loop submits: about 10 ms
@@ -164,6 +165,16 @@ def _choice_text(context: ServerContext, prompt: Sequence[int], plan: SamplingPl
         context.settings.stream_interval,
         returns_tokens=plan.returns_tokens,
     )
+
+
+def without_effect(fields: SamplingFields, settings: ServerSettings, *, is_of_batch: bool) -> tuple[str, ...]:
+    """Return the known fields of a request that do not act: those about its order, where something else decides it."""
+    idle: list[str] = []
+    if fields.priority is not None and (is_of_batch or settings.scheduling_policy == "fcfs"):
+        idle.append("priority")
+    if fields.service_tier == "flex" and (is_of_batch or settings.scheduling_policy == "fcfs"):
+        idle.append("service_tier")
+    return tuple(idle)
 
 
 def _priority(fields: SamplingFields, tenant: Tenant) -> int | None:

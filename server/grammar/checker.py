@@ -59,12 +59,16 @@ class GrammarChecker:
         limit_s: float = LIMIT_S,
         cache_bytes: int = CACHE_BYTES,
         weight_of: Callable[[TenantId], float] = lambda tenant: 1.0,
+        module: str = _MODULE,
     ) -> None:
         """`tokenizer`: the tokenizer.json of the model. `weight_of`: of tenants, which share the cache by it.
+
+        `module`: the program of the processes.
 
         Nothing is started.
         """
         self._tokenizer = tokenizer
+        self._module = module
         self._limit_s = limit_s
         self._verdicts = SharedCache[bytes, GrammarVerdict](cache_bytes, weight_of)
         self._num_checks = 0
@@ -161,7 +165,7 @@ class GrammarChecker:
             raise AdmissionError(503, "The server is shutting down.", code="shutting_down", kind="server_error")
         if self._pool is None:
             opening = encode_frame(GrammarSource(str(self._tokenizer), vocab_size))
-            self._pool = WorkerPool(_MODULE, opening, limit_s=self._limit_s, num_workers=_NUM_WORKERS)
+            self._pool = WorkerPool(self._module, opening, limit_s=self._limit_s, num_workers=_NUM_WORKERS)
         return self._pool
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ in a process of its own, so that only the request whose messages it renders is l
 from collections.abc import Mapping
 
 from tiercel.errors import AdmissionError, ConfigError, WireError
-from tiercel.process_limits import blame
 from tiercel.server.text.template_frames import (
     Compiled,
     Rendered,
@@ -62,9 +61,6 @@ class TemplatePool:
                 message = "the chat template does not compile: that took longer than 10 s"
                 raise ConfigError("chat_template.syntax", message) from exc
             raise ConfigError("chat_template.process", f"the process for chat templates: {exc.message}") from exc
-        except OSError as exc:
-            workers.close()
-            raise ConfigError("chat_template.process", f"no process for chat templates: {blame(exc)}") from exc
         if isinstance(answer, Compiled):
             return TemplatePool(workers, frozenset(answer.variables), frozenset(answer.literals), limit_s)
         workers.close()

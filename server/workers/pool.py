@@ -14,12 +14,13 @@ import structlog
 
 from tiercel.config import worker_environment
 from tiercel.errors import AdmissionError, TiercelError
-from tiercel.process_limits import show_memory_limits
+from tiercel.process_limits import blame, show_memory_limits
 from tiercel.server.workers.frames import read_frame, with_length
 
 _START_S = 60.0  # maximum time for the start of a process: its imports, on a machine that is busy
 _GRACE_S = 1.0  # after which a process is killed that did not end itself at the limit
 _ATTEMPTS = 2  # a process may have been killed from outside
+_RETRY_S = 5
 
 
 class Loss(enum.Enum):
@@ -30,11 +31,21 @@ class Loss(enum.Enum):
 
 
 class WorkerStartError(TiercelError):
-    """A process did not answer its opening: it took too long, or it ended by itself, for the reason `cause`."""
+    """A process could not be started, took too long, or ended before it was ready. `reason` says which."""
 
-    def __init__(self, *, is_late: bool, cause: str) -> None:
-        super().__init__("worker.start", "the process took too long" if is_late else f"the process ended: {cause}")
+    def __init__(self, reason: str, *, is_late: bool = False) -> None:
+        super().__init__("worker.start", reason)
         self.is_late = is_late
+
+
+def _unstartable(error: WorkerStartError) -> AdmissionError:
+    return AdmissionError(
+        503,
+        f"The server cannot run a process that this request needs: {error.message}.",
+        code="worker_unavailable",
+        kind="server_error",
+        retry_after_s=_RETRY_S,
+    )
 
 
 class WorkerPool:
@@ -62,34 +73,33 @@ class WorkerPool:
     def start_one(self) -> bytearray:
         """Start a process if none is idle, and return its answer to the opening.
 
-        Errors: WorkerStartError with the reason if it ends or takes too long; OSError if it cannot be started.
+        Errors: WorkerStartError with the reason if it cannot be started, ends, or takes too long.
         """
-        worker = self._take()
-        try:
-            answer = worker.await_start()
-        except (OSError, EOFError) as exc:
-            is_late = isinstance(exc, TimeoutError) or worker.ended_at_its_limit()
-            cause = worker.cause
-            self._discard(worker)
-            raise WorkerStartError(is_late=is_late, cause=cause) from exc
+        worker = self._started()
         self._idle.put(worker)
-        return answer
+        return worker.await_start()
 
     def ask(self, job: bytes) -> bytearray | Loss:
         """Return the answer of a process to a job. A process that dies or takes too long is replaced.
 
-        Errors: AdmissionError (503) when the pool is closed.
+        Errors: AdmissionError (503) when the pool is closed, or no process can be started.
         """
-        for _ in range(_ATTEMPTS):
-            answer = self._attempt(with_length(job))
+        for attempt in range(_ATTEMPTS):
+            try:
+                answer = self._attempt(with_length(job))
+            except WorkerStartError as exc:
+                self._log.warning("worker_process_not_started", module=self._module, reason=exc.message)
+                if attempt + 1 < _ATTEMPTS:
+                    continue
+                raise _unstartable(exc) from exc
             if answer is not Loss.DIED:
                 return answer
         return Loss.DIED
 
     def _attempt(self, frame: bytes) -> bytearray | Loss:
-        worker = self._take()
+        """Return the answer of one process. Errors: WorkerStartError: the job was not begun."""
+        worker = self._started()
         try:
-            worker.await_start()
             answer = worker.ask(frame, self._limit_s + _GRACE_S)
         except TimeoutError:
             loss = Loss.LATE
@@ -101,6 +111,21 @@ class WorkerPool:
         self._replace(worker)
         self._log.warning("worker_process_ended", module=self._module, pid=worker.pid, reason=loss.value)
         return loss
+
+    def _started(self) -> "_Worker":
+        """Return a process that is ready. Errors: WorkerStartError; AdmissionError (503)."""
+        try:
+            worker = self._take()
+        except OSError as exc:
+            raise WorkerStartError(f"no process could be started: {blame(exc)}") from exc
+        try:
+            worker.await_start()
+        except (OSError, EOFError) as exc:
+            is_late, cause = isinstance(exc, TimeoutError) or worker.ended_at_its_limit(), worker.cause
+            self._discard(worker)
+            reason = "the process took too long" if is_late else f"the process ended: {cause}"
+            raise WorkerStartError(reason, is_late=is_late) from exc
+        return worker
 
     def _take(self) -> "_Worker":
         worker = self._idle.get()

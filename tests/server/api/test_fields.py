@@ -195,3 +195,25 @@ def test_a_suffix_needs_the_tokens_of_fill_in_the_middle(model_folder: Path) -> 
         await answer_of(server, TEXT, text_body(suffix="", max_tokens=1))
 
     with_server(server_settings(model_folder), test)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_the_order_that_a_request_asks_for_is_named_where_it_has_no_effect(model_folder: Path, policy: str) -> None:
+    async def test(server: Running) -> None:
+        message = {"max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
+        cases = [
+            (CHAT, chat_body(max_tokens=2, priority=3), "priority"),
+            (TEXT, text_body(max_tokens=2, priority=0, odd=1), "odd, priority"),
+            (CHAT, chat_body(max_tokens=2, service_tier="flex"), "service_tier"),
+            ("/v1/messages", {**message, "priority": 1}, "priority"),
+            ("/v1/responses", {"input": "hello", "max_output_tokens": 2, "service_tier": "flex"}, "service_tier"),
+        ]
+        for path, body, names in cases:
+            answer = await server.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            expected = names if policy == "fcfs" else "odd" if "odd" in body else None
+            assert answer.headers.get("x-tiercel-ignored-fields") == expected, body
+        answer = await server.http.post(CHAT, json=chat_body(max_tokens=2, service_tier="default"))
+        assert "x-tiercel-ignored-fields" not in answer.headers
+
+    with_server(server_settings(model_folder), test, scheduling_policy=policy)
