@@ -38,7 +38,8 @@ class CallParser(HeldText):
     a call, so that nothing of a stream is taken back.
 
     If the text is cut, what may still have become a call is not content: a call whose function is known has begun,
-    and the rest is dropped.
+    and the rest is dropped. So is the rest of an answer that ends by itself behind a call and what announces the next
+    one: the comma of a list, or the separator.
     """
 
     def __init__(self, form: CallFormat, names: Collection[str], max_calls: int | None = None) -> None:
@@ -50,6 +51,7 @@ class CallParser(HeldText):
         self._lead: str = ""  # taken since the opening mark: given back if no call follows
         self._is_blank = True  # nothing but white space since the start or the last call
         self._is_list = False
+        self._is_announced = False  # by what follows a call, not by an opening mark
         self._call: CallObject | None = None
         self._num_begun = 0
         self._has_begun = False  # the present call
@@ -94,6 +96,7 @@ class CallParser(HeldText):
             self._text = text[place + len(mark) :]
             if mark == self._form.opening:
                 self._lead, self._place = (before if is_dropped else "") + mark, _Place.OPEN
+                self._is_announced = False
             self._swallows_closing = False
             return True
         sure = self._sure_letters(text)
@@ -223,7 +226,7 @@ class CallParser(HeldText):
             return self._give_back()
         self._text = self._text[1:]
         if mark == ",":
-            self._lead, self._place = self._lead + mark, _Place.OPEN
+            self._lead, self._place, self._is_announced = self._lead + mark, _Place.OPEN, True
         else:
             self._lead, self._is_list, self._place = "", False, _Place.CLOSE
         return True
@@ -241,7 +244,7 @@ class CallParser(HeldText):
             self._text, self._lead = "", ""
         elif separator and self._text.startswith(separator):
             self._text, self._lead = self._text[len(separator) :], self._lead + separator
-            self._place = _Place.OPEN
+            self._place, self._is_announced = _Place.OPEN, True
             return True
         else:
             self._text, self._lead, self._swallows_closing = self._lead + self._text, "", True
@@ -257,10 +260,12 @@ class CallParser(HeldText):
     def _end_early(self, name: str | None = None) -> bool:
         """End the text within a call whose arguments have not begun: `name` is that of its function, if it is known.
 
-        If the model ended the answer here, the text is no call.
+        If the model ended the answer here, the text is no call, and content unless another call has announced it.
         """
         if not self._ending.is_cut:
-            return self._give_back()
+            if not self._is_announced:
+                return self._give_back()
+            name = None
         self._text = ""
         if name is not None:
             self._begin(name)

@@ -179,6 +179,24 @@ def test_a_cut_call_is_no_content(form: CallFormat, text: str, content: str, cal
     assert (answer.content, _calls(answer)) == (content, calls)
 
 
+@pytest.mark.parametrize(
+    ("form", "before", "between"),
+    [(MISTRAL, "[TOOL_CALLS] [", ", "), (MISTRAL, "[TOOL_CALLS][", ","), (JSON, "[", ", "), (LLAMA3, "", "; ")],
+)
+def test_a_model_that_ends_within_its_second_call_leaves_no_text(form: CallFormat, before: str, between: str) -> None:
+    """Wherever it ends behind the first call; whole and in pieces, which give the same."""
+    text = f"{before}{CALL}{between}{CALL}"
+    first = len(before) + len(CALL)
+    for end in range(first, len(text)):
+        answer = _parsed(form, text[:end])
+        assert answer.content == "", text[:end]
+        assert _calls(answer)[0] == ("add", ARGUMENTS)
+        has_arguments = '"arguments": {' in text[first:end]
+        assert len(answer.calls) == 1 + has_arguments
+        assert answer.is_called == (not has_arguments or ARGUMENTS in text[first:end])
+        assert collect(_events(CallParser(form, NAMES), list(text[:end]))) == answer
+
+
 def test_what_a_stop_string_cuts_is_a_mark_if_the_stop_string_goes_on_with_it() -> None:
     assert _parsed(HERMES, "if a <", ending=Ending(is_cut=True, following="\n")).content == "if a <"
     assert _parsed(HERMES, "Sure. <tool_", ending=Ending(is_cut=True, following="call>")).content == "Sure. "
