@@ -6,11 +6,12 @@ linear in the size of the schema. It does not look into patterns, and not at two
 (`allOf`): `tiercel.server.grammar.proof` proves the grammar that the compiler makes of the schema.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 from urllib.parse import unquote
 
+from tiercel.server.grammar.end_proof import TYPE_MARK, EndProof
 from tiercel.server.grammar.keywords import ACTING, TYPES, Place, copied_schema, fault_of, inner_schemas
 from tiercel.server.grammar.pointer import joined, pointer
 
@@ -93,7 +94,7 @@ class SchemaGraph:
 
         Call `resolve` first. Errors: SchemaFaultError with the place that has no end.
         """
-        proof = _Proof()
+        proof = EndProof()
         for place, node in self._nodes.items():
             _add_needs(proof, place, node, self._refs.get(place))
         proof.run()
@@ -194,7 +195,7 @@ class SchemaGraph:
                 return base
         return ""
 
-    def _dead_end(self, proof: "_Proof") -> SchemaFaultError:
+    def _dead_end(self, proof: EndProof) -> SchemaFaultError:
         """Return why there is no instance: follow what is missing from the top until it ends or repeats."""
         place: Place = ()
         trail: dict[Place, None] = {}
@@ -218,52 +219,7 @@ class _Node:
         self.fault: tuple[Place, str] | None = None
 
 
-class _Proof:
-    """A least fixed point: a place has an end if each of its needs has one place or more with an end."""
-
-    def __init__(self) -> None:
-        self._needs: dict[Place, list[list[Place]]] = {}
-        self._open: dict[Place, int] = {}
-        self._users: defaultdict[Place, list[tuple[Place, int]]] = defaultdict(list)
-        self._proved: set[Place] = set()
-
-    def add(self, place: Place, needs: list[list[Place]]) -> None:
-        """Add a place and its needs: of each list, one place or more must have an end."""
-        self._needs[place] = needs
-        self._open[place] = len(needs)
-        for number, need in enumerate(needs):
-            for one in need:
-                self._users[one].append((place, number))
-
-    def run(self) -> None:
-        """Find all places that have an end. Cost: linear in the needs."""
-        met: set[tuple[Place, int]] = set()
-        ready = deque(place for place, count in self._open.items() if not count)
-        while ready:
-            place = ready.popleft()
-            self._proved.add(place)
-            for user in self._users[place]:
-                if user not in met:
-                    met.add(user)
-                    self._open[user[0]] -= 1
-                    if not self._open[user[0]]:
-                        ready.append(user[0])
-
-    def has_end(self, place: Place) -> bool:
-        return place in self._proved
-
-    def missing_need(self, place: Place) -> Place:
-        """Return a place without an end that another one needs; places of single types are looked through."""
-        for need in self._needs[place]:
-            if not any(one in self._proved for one in need):
-                return self.missing_need(need[0]) if need[0][-1:] == (_TYPE_MARK,) else need[0]
-        raise AssertionError(place)
-
-
-_TYPE_MARK = "\0type"  # the last step of the place of one type of a schema; no keyword is named so
-
-
-def _add_needs(proof: _Proof, place: Place, node: _Node, target: Place | None) -> None:
+def _add_needs(proof: EndProof, place: Place, node: _Node, target: Place | None) -> None:
     given = node.schema
     if not isinstance(given, dict):
         if given is False:
@@ -336,7 +292,7 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _add_types(
-    proof: _Proof, place: Place, node: _Node, schema: Mapping[str, object], needs: list[list[Place]]
+    proof: EndProof, place: Place, node: _Node, schema: Mapping[str, object], needs: list[list[Place]]
 ) -> tuple[Place, str] | None:
     """Add that one of the types of a schema has an instance. Return a fault if none of them can have one."""
     alternatives: list[Place] = []
@@ -355,7 +311,7 @@ def _add_types(
             case _:
                 why = None
         if why is None:
-            mark = (*place, name, _TYPE_MARK)
+            mark = (*place, name, TYPE_MARK)
             proof.add(mark, type_needs)
             alternatives.append(mark)
         fault = fault or why
