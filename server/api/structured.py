@@ -97,7 +97,7 @@ def _add_schema(named: dict[str, _Made], field: str, schema: object, whitespace:
     elif isinstance(schema, dict):
         named[field] = lambda: schema_constraint(field, cast(dict[str, object], schema), whitespace=whitespace)
     else:
-        raise AdmissionError(400, f"{field}: Input should be a string or an object", param=field.partition(".")[0])
+        raise AdmissionError(400, f"{field}: expected a string or an object", param=field.partition(".")[0])
 
 
 def _add_regex(named: dict[str, _Made], field: str, pattern: str | None) -> None:
@@ -109,7 +109,7 @@ def _add_choice(named: dict[str, _Made], field: str, choices: object) -> None:
     if choices is None:
         return
     if not isinstance(choices, list) or not all(isinstance(one, str) for one in cast(list[object], choices)):
-        raise AdmissionError(400, f"{field}: Input should be a list of strings", param=field.partition(".")[0])
+        raise AdmissionError(400, f"{field}: expected a list of strings", param=field.partition(".")[0])
     named[field] = lambda: choice_constraint(field, cast(list[str], choices))
 
 

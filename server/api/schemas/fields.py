@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, Strict
 from pydantic_core import ErrorDetails
 
 from tiercel.errors import AdmissionError
+from tiercel.server.api.schemas.fault_words import fault_words
 from tiercel.server.api.schemas.unsupported import is_harmless
 
 MAX_MESSAGES = 2048
@@ -77,7 +78,7 @@ def read_fields(schema: type[F], body: Mapping[str, object]) -> F:
         fields.note_ignored(body)
         return fields
     except pydantic.ValidationError as exc:
-        faults = exc.errors(include_url=False, include_context=False, include_input=False)
+        faults = exc.errors(include_url=False, include_input=False)
         lines = [f"{path}: {text}" for path, text in _described(faults)[:10]]
         param = str(faults[0]["loc"][0]) if faults and faults[0]["loc"] else None
         raise AdmissionError(400, "; ".join(lines), code="invalid_value", param=param) from exc
@@ -100,10 +101,10 @@ def _refuse_crowded(body: Mapping[str, object]) -> None:
     for name, limit in _MAX_ENTRIES.items():
         value = body.get(name)
         if isinstance(value, list | dict) and len(cast(list[object], value)) > limit:
-            raise AdmissionError(400, f"{name}: at most {limit} entries (too_long)", param=name)
+            raise AdmissionError(400, f"{name}: expected at most {limit} entries", param=name)
     messages = body.get("messages")
     if isinstance(messages, list) and sum(map(_num_parts, cast(list[object], messages))) > MAX_PARTS:
-        raise AdmissionError(400, f"messages: at most {MAX_PARTS} content parts (too_long)", param="messages")
+        raise AdmissionError(400, f"messages: expected at most {MAX_PARTS} content parts", param="messages")
 
 
 def _num_parts(message: object) -> int:
@@ -114,10 +115,6 @@ def _num_parts(message: object) -> int:
 
 _BRANCH = re.compile(r"(constrained-)?str|(list|dict)\[.*\]")  # pydantic's names for the branches of a union
 _NO_TYPE = ("string_type", "list_type", "dict_type")
-_MESSAGES = {
-    "model_type": "Input should be an object",
-    "dict_type": "Input should be an object",
-}
 
 
 def _described(faults: Sequence[ErrorDetails]) -> list[tuple[str, str]]:
@@ -131,12 +128,12 @@ def _described(faults: Sequence[ErrorDetails]) -> list[tuple[str, str]]:
     described: dict[tuple[str, str], None] = {}
     for fault in faults:
         place, branch, _ = _split(fault)
-        text = f"{_MESSAGES.get(fault['type'], fault['msg'])} ({fault['type']})"
+        text = fault_words(fault["type"], fault.get("ctx", {}), fault["msg"])
         if branch is not None and not branches_by_place[place][branch]:
             if any(branches_by_place[place].values()):
                 continue
             other = "an object" if any(name.startswith("dict") for name in branches_by_place[place]) else "a list"
-            text = f"Input should be a string or {other} (type)"
+            text = f"expected a string or {other}"
         described[_path(fault["loc"]), text] = None
     return list(described)
 

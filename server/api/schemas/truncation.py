@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from tiercel.server.api.schemas.fault_words import OWN
 from tiercel.server.api.schemas.fields import Fields, Integer
 
 INT64_MAX = 2**63 - 1
@@ -12,7 +13,7 @@ INT64_MAX = 2**63 - 1
 
 def _leaves_tokens(count: int) -> int:
     if count == 0:
-        raise PydanticCustomError("greater_than_equal", "Input should be -1, or greater than or equal to 1")
+        raise PydanticCustomError(OWN, "expected -1, or at least 1")
     return count
 
 

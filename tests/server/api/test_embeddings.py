@@ -84,7 +84,7 @@ def test_fewer_dimensions_are_scaled_again(model_folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("path", "body", "param", "words"),
     [
-        (EMBEDDINGS, {}, "input", "Field required"),
+        (EMBEDDINGS, {}, "input", "this field is required"),
         (EMBEDDINGS, {"input": ""}, "input", "The input must not be empty"),
         (EMBEDDINGS, {"input": []}, "input", "must not be empty"),
         (EMBEDDINGS, {"input": ["a", ""]}, "input", "must not be empty"),
@@ -98,7 +98,7 @@ def test_fewer_dimensions_are_scaled_again(model_folder: Path, tmp_path: Path) -
         (EMBEDDINGS, {"input": "a", "encoding_format": "int8"}, "encoding_format", "encoding_format"),
         (EMBEDDINGS, {"input": "a", "dimensions": 0}, "dimensions", "dimensions"),
         (EMBEDDINGS, {"input": "a", "dimensions": 9}, "dimensions", "9 of a model with 8"),
-        (SCORE, {"text_1": "a"}, "text_2", "Field required"),
+        (SCORE, {"text_1": "a"}, "text_2", "this field is required"),
         (SCORE, {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "one text, or 3"),
         (RERANK, {"query": "a", "documents": []}, "documents", "documents"),
         (RERANK, {"documents": ["a"]}, "query", "query"),
