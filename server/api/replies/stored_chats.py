@@ -20,7 +20,7 @@ class StoredChatBody(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatReplyChoice]
     service_tier: str | None
-    system_fingerprint: str | UnsetType | None
+    system_fingerprint: str | UnsetType
     usage: UsageBody
     request_id: str
     metadata: dict[str, str]
@@ -53,7 +53,7 @@ class StoredMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     content: str | None
     content_parts: list[Json] | None
     name: str | None
-    refusal: str | None = None
+    refusal: str | None
     reasoning_content: str | None = None
     tool_calls: list[Json] | None = None
     function_call: Json | None = None

@@ -26,6 +26,7 @@ from tiercel.server.api.replies import (
     messages,
     models,
     responses,
+    stored_chats,
     tool_calls,
     usage,
 )
@@ -54,6 +55,11 @@ SHAPES: dict[type[Struct], str] = {
     tool_calls.ToolCallFunctionDelta: "arguments? name?",
     usage.UsageBody: "completion_tokens prompt_tokens total_tokens prompt_tokens_details?",
     usage.PromptTokensDetails: "cached_tokens?",
+    stored_chats.StoredChatBody: "id choices created model object service_tier?| system_fingerprint? usage?",
+    stored_chats.StoredChatList: "data first_id?| has_more last_id?| object",
+    stored_chats.StoredMessage: "id content_parts?| content| refusal| role function_call?| tool_calls?",
+    stored_chats.StoredMessageList: "data first_id?| has_more last_id?| object",
+    stored_chats.DeletedChat: "id deleted object",
     # completions; OpenAI streams them in the same type, with null for the reason and, by `stream_options`, for usage
     completion.TextReply: "id choices created model object system_fingerprint? usage?",
     completion.TextReplyChoice: "finish_reason index logprobs| text",
@@ -67,8 +73,9 @@ SHAPES: dict[type[Struct], str] = {
     # responses
     responses.ResponseBody: "id created_at error| incomplete_details| instructions| metadata| model object output"
     " parallel_tool_calls temperature| tool_choice tools top_p| background?| completed_at?| max_output_tokens?|"
-    " previous_response_id?| prompt_cache_key?| reasoning?| safety_identifier?| service_tier?| status? text?"
-    " top_logprobs?| truncation?| usage? user?",
+    " conversation?| previous_response_id?| prompt_cache_key?| reasoning?| safety_identifier?| service_tier?| status?"
+    " text? top_logprobs?| truncation?| usage? user?",
+    responses.ConversationRef: "id",
     responses.ResponseUsage: "input_tokens input_tokens_details output_tokens output_tokens_details total_tokens",
     responses.InputTokensDetails: "cache_write_tokens cached_tokens",
     responses.OutputTokensDetails: "reasoning_tokens",
@@ -154,6 +161,9 @@ OWN: dict[type[Struct], str] = {
     chat.ChatChunk: "prompt_token_ids",
     chat.ChatChunkChoice: "stop_reason token_ids",
     chat.Delta: "reasoning_content",
+    stored_chats.StoredChatBody: "request_id metadata temperature top_p presence_penalty frequency_penalty seed tools"
+    " tool_choice response_format input_user",
+    stored_chats.StoredMessage: "name reasoning_content tool_call_id",
     completion.TextReply: "service_tier kv_transfer_params",
     completion.TextReplyChoice: "stop_reason token_ids prompt_logprobs prompt_token_ids",
     completion.TextChunk: "service_tier",
@@ -190,9 +200,9 @@ def fields_of(kind: type[Struct]) -> dict[str, Field]:
     found = {} if config.tag is None else {str(config.tag_field): Field(may_be_null=False, may_be_absent=False)}
     for field in msgspec.structs.fields(kind):
         members = set(_members(hints[field.name]))
-        found[field.encode_name] = Field(
-            type(None) in members, UnsetType in members or (config.omit_defaults and not field.required)
-        )
+        is_omitted = config.omit_defaults and not field.required
+        may_be_null = type(None) in members and not (is_omitted and field.default is None)
+        found[field.encode_name] = Field(may_be_null, UnsetType in members or is_omitted)
     return found
 
 

@@ -34,10 +34,9 @@ def test_no_kind_of_fault_has_the_librarys_sentence() -> None:
     assert OWN not in {kind["type"] for kind in kinds}
 
 
-@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_a_bad_value_of_any_field_is_described_in_our_words(schema: type[Fields]) -> None:
+def test_a_bad_value_of_any_field_is_described_in_our_words() -> None:
     num_faults = 0
-    for name, field in schema.model_fields.items():
+    for schema, name, field in ((one, *entry) for one in SCHEMAS.values() for entry in one.model_fields.items()):
         for value in JUNK:
             body = {field.alias or name: value}
             try:
@@ -52,4 +51,4 @@ def test_a_bad_value_of_any_field_is_described_in_our_words(schema: type[Fields]
                 assert not [one for one in sentences if one in said], body
                 assert not [kind for kind in kinds if "_" in kind and kind in said], body
                 assert "not valid" not in said, f"{kinds} have no words"
-    assert num_faults or not schema.model_fields
+    assert num_faults > 1000
