@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import jinja2
@@ -18,6 +18,7 @@ _FAILURES = (
     *(jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError),
     RecursionError,
 )
+_SHOWN = 120  # letters of a line of a template
 
 
 class TemplateRenderer:
@@ -42,8 +43,9 @@ class TemplateRenderer:
             self._template, *_ = templates = [environment.from_string(text) for text in sources]
             self._tool_template = templates[-1]
         except (jinja2.TemplateError, MemoryError, RecursionError) as exc:
-            message = f"the chat template does not compile: {exc or type(exc).__name__}"
-            raise ConfigError("chat_template.syntax", message) from exc
+            raise ConfigError(
+                "chat_template.syntax", f"the chat template does not compile: {_fault_of(exc, sources)}"
+            ) from exc
 
     def render(self, job: RenderJob) -> str:
         """Return the rendered conversation. Errors: AdmissionError (400)."""
@@ -76,6 +78,22 @@ class TemplateRenderer:
 
     def close(self) -> None:
         """Do nothing: there is no process."""
+
+
+def _fault_of(error: BaseException, sources: Sequence[str]) -> str:
+    """Return why a template does not compile, in our words: jinja's own sentences are about its parser."""
+    if isinstance(error, MemoryError):
+        return "it needs too much memory"
+    if isinstance(error, RecursionError):
+        return "it nests too deep"
+    if not isinstance(error, jinja2.TemplateSyntaxError):
+        return "it is no valid Jinja"
+    is_unknown = isinstance(error, jinja2.TemplateAssertionError)
+    what = "a filter or a test that does not exist" if is_unknown else "no valid Jinja"
+    source = sources[0] if error.source is None and len(sources) == 1 else error.source
+    lines = (source or "").splitlines()
+    shown = f": {lines[error.lineno - 1].strip()[:_SHOWN]}" if 0 < error.lineno <= len(lines) else ""
+    return f"line {error.lineno} has {what}{shown}"
 
 
 def _refusal(message: str, code: str = "invalid_value") -> AdmissionError:

@@ -173,6 +173,18 @@ def test_only_switches_that_the_template_reads_are_passed_on(codec: TextCodec) -
         read_switches({"enable_thinking": "yes"}, template)
 
 
-def test_a_broken_template_is_a_configuration_error(codec: TextCodec) -> None:
-    with pytest.raises(ConfigError, match="does not compile"):
-        _template(codec, "{% if %}")
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("a\n{% if %}", "line 2 has no valid Jinja: {% if %}"),
+        ("{{ x", "line 1 has no valid Jinja: {{ x"),
+        ("\n\n{{ x | nothing }}", "line 3 has a filter or a test that does not exist: {{ x | nothing }}"),
+        ("{% for x in y %}", "line 1 has no valid Jinja: {% for x in y %}"),
+    ],
+)
+def test_a_broken_template_is_a_configuration_error(codec: TextCodec, source: str, fault: str) -> None:
+    """In our words: those of jinja, which the cause has, are about its parser."""
+    with pytest.raises(ConfigError) as raised:
+        _template(codec, source)
+    assert raised.value.message == f"the chat template does not compile: {fault}"
+    assert str(raised.value.__cause__) not in raised.value.message
