@@ -135,9 +135,10 @@ class ConversationRoutes:
 
     async def _encoded(self, tenant: str, value: object, holding: BodyHolding) -> list[StoredItem]:
         """Return the items of a request as they are stored. Errors: AdmissionError (400, 404 or 503)."""
-        if value is not None and (not isinstance(value, list) or len(cast(list[object], value)) > MAX_ITEMS):
+        given = cast(list[object], value) if isinstance(value, list) else None
+        if (value is not None and given is None) or len(given or ()) > MAX_ITEMS:
             raise AdmissionError(400, f"items: expected a list of at most {MAX_ITEMS} items", param="items")
-        items = read_items(value, lambda id: self._store.item(tenant, id), "items")
+        items = read_items(given, lambda id: self._store.item(tenant, id), "items")
         holding.grow(holding.bytes)  # the items once more, encoded
         with self._store.use(tenant, [item for item in items if isinstance(item, StoredItem)]):
             return await self._context.in_worker(lambda: list(map(_stored, items)))

@@ -283,7 +283,7 @@ def test_the_page_shows_the_state_of_the_engine(model_folder: Path) -> None:
             assert 'tiercel_engine_state{state="loading"} 1.0' in page
             assert 'tiercel_engine_state{state="ready"} 0.0' in page
             assert "tiercel_engine_silence_seconds 0.0" in page
-            assert "tiercel_queue_limit 1024.0" in page
+            assert "tiercel_queue_limit 4096.0" in page
 
     asyncio.run(test())
 
