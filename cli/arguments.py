@@ -6,7 +6,7 @@ from pathlib import Path
 from tiercel.cli.json_flags import JsonFlags, check_harmless
 from tiercel.errors import ConfigError
 from tiercel.settings import SETTINGS
-from tiercel.vllm_flags import HARMLESS, IN_GIB, REFUSED, RENAMED, SAME_CONFIG, SHORT
+from tiercel.vllm_flags import HARMLESS, IN_GIB, OTHER_NAMES, REFUSED, RENAMED, SHORT
 
 _SWITCHES = {
     f"{prefix}{option.key}": f"{option.flag}={value}"
@@ -79,7 +79,7 @@ def _spelled(word: str) -> str:
     else:
         base = base.replace("_", "-")
     name = base.removeprefix("--")
-    base = f"--{SAME_CONFIG[name]}" if name in SAME_CONFIG else base
+    base = f"--{OTHER_NAMES[name]}" if name in OTHER_NAMES else base
     return f"{base}{has_key}{key}{has_value}{value}"
 
 

@@ -81,7 +81,7 @@ class AnswerSettings(ControlSettings, frozen=True, kw_only=True):
             is_live=True,
         ),
     ] = 0
-    enable_tokenizer_info_endpoint: Annotated[bool, Option(ANSWERS, "Serve /tokenizer_info.", is_rare=True)] = False
+    tokenizer_info_endpoint: Annotated[bool, Option(ANSWERS, "Serve /tokenizer_info.", is_rare=True)] = False
     pooling: Annotated[
         Literal["auto", "last", "mean"],
         Option(ANSWERS, "Pooling of embeddings; auto: the model's, else last.", "HOW", is_rare=True),

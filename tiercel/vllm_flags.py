@@ -227,8 +227,11 @@ CONFIGS: Final[Mapping[str, Mapping[str, Harmless | Renamed]]] = {
 RENAMED: Final[dict[str, str]] = {"disable-log-requests": "no-enable-log-requests"}
 """Deprecated spellings that still act, with a warning."""
 
-SAME_CONFIG: Final[dict[str, str]] = {"override-pooler-config": "pooler-config"}
-"""Older names of flags that hold a JSON object."""
+OTHER_NAMES: Final[dict[str, str]] = {
+    "override-pooler-config": "pooler-config",  # the older one
+    "enable-tokenizer-info-endpoint": "tokenizer-info-endpoint",  # too long for --help on a screen of 80 columns
+}
+"""vLLM's names of flags that have another one here."""
 
 IN_GIB: Final[dict[str, str]] = {
     "swap-space": "kv-host-size",

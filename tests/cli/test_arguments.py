@@ -10,7 +10,7 @@ import pytest
 from tiercel.cli.arguments import translate
 from tiercel.errors import ConfigError
 from tiercel.settings import SETTINGS
-from tiercel.vllm_flags import CONFIGS, HARMLESS, IN_GIB, REFUSED, RENAMED, SAME_CONFIG, SHORT, Harmless
+from tiercel.vllm_flags import CONFIGS, HARMLESS, IN_GIB, OTHER_NAMES, REFUSED, RENAMED, SHORT, Harmless
 
 ROOT = Path(__file__).resolve().parents[2]
 SWITCHES = [name for name, flag in HARMLESS.items() if flag.takes == "nothing"]
@@ -253,15 +253,20 @@ def test_a_model_behind_a_key_does_not_become_a_key() -> None:
     assert translated("--api-key secret model") == ["--api-key", "secret", "model"]
 
 
+def test_a_switch_with_a_shorter_name_here_is_known_by_that_of_vllm() -> None:
+    assert translated("--enable-tokenizer-info-endpoint") == ["--tokenizer-info-endpoint=true"]
+    assert translated("--enable_tokenizer_info_endpoint") == ["--tokenizer-info-endpoint=true"]
+
+
 def test_a_value_that_looks_like_a_refused_flag_is_a_value() -> None:
     assert translated("--root-path --enable-lora") == ["--root-path", "--enable-lora"]
 
 
 def test_no_flag_is_both_ours_and_refused() -> None:
     ours = {option.key for option in SETTINGS.values()}
-    theirs = [*REFUSED, *HARMLESS, *CONFIGS, *SAME_CONFIG, *RENAMED, *IN_GIB]
+    theirs = [*REFUSED, *HARMLESS, *CONFIGS, *OTHER_NAMES, *RENAMED, *IN_GIB]
     assert not ours & set(theirs)
     assert len(theirs) == len(set(theirs))
     assert set(IN_GIB.values()) <= ours
-    assert set(SAME_CONFIG.values()) <= set(CONFIGS)
+    assert set(OTHER_NAMES.values()) <= set(CONFIGS) | ours
     assert set(SHORT.values()) <= set(theirs) | ours

@@ -13,7 +13,7 @@ from tiercel.cli.main import build_app
 from tiercel.option import OptionField
 from tiercel.settings import SETTINGS
 from tiercel.units import parse_bytes, parse_length
-from tiercel.vllm_flags import CONFIGS, HARMLESS, IN_GIB, REFUSED, SAME_CONFIG
+from tiercel.vllm_flags import CONFIGS, HARMLESS, IN_GIB, OTHER_NAMES, REFUSED
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*[a-z0-9])(?!-`)")
 _IN_BRACKETS = re.compile(r"`(?:--)?([a-z][a-z-]+)` \(([^()`|]{1,24})\)")
@@ -123,7 +123,7 @@ _FOREIGN = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_flag_of_the_text_exists(page: str) -> None:
-    theirs = {*REFUSED, *HARMLESS, *CONFIGS, *SAME_CONFIG, *IN_GIB}
+    theirs = {*REFUSED, *HARMLESS, *CONFIGS, *OTHER_NAMES, *IN_GIB}
     known = _our_flags() | theirs | _script_flags() | set().union(*_FOREIGN.values())
     named = set(_FLAG.findall(re.sub(r"\]\([^)]*\)", "]", prose(page))))
     assert {name for name in named if name.removeprefix("no-") not in known} <= known, page

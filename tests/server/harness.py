@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ TEMPLATE = (
     "{% if enable_thinking %}<think>{% endif %}{% endif %}"
 )
 T = TypeVar("T")
+
+_NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # those of the system take a client 30 ms to read
 
 
 @dataclass
@@ -107,7 +110,7 @@ async def running(
     if wait:
         await context.client.status.wait_ready()
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, verify=_NO_AUTHORITIES) as http:
             yield Running(context, engine, server, http, port)
     finally:
         recording.cancel()

@@ -47,7 +47,7 @@ class TokenizeRoutes:
         ]
 
     def _info_routes(self) -> list[ApiRoute]:
-        if not self._context.settings.enable_tokenizer_info_endpoint:
+        if not self._context.settings.tokenizer_info_endpoint:
             return []
         contract = Contract(answers={200: dict[str, object]}, refusals=KEY_REFUSALS)
         return [ApiRoute("GET", "/tokenizer_info", self.tokenizer_info, contract)]

@@ -23,7 +23,7 @@ def document_of(model_folder: Path) -> dict[str, Any]:
         test,
         disable_fastapi_docs=False,
         enable_server_load_tracking=True,
-        enable_tokenizer_info_endpoint=True,
+        tokenizer_info_endpoint=True,
     )
 
 

@@ -44,7 +44,7 @@ def document(model_folder: Path) -> Tree:
         server_settings(model_folder),
         test,
         enable_server_load_tracking=True,
-        enable_tokenizer_info_endpoint=True,
+        tokenizer_info_endpoint=True,
         disable_fastapi_docs=False,
     )
 
@@ -209,7 +209,7 @@ def test_answers_match_their_documented_schema(
         script,
         tenants_config=str(file),
         enable_server_load_tracking=True,
-        enable_tokenizer_info_endpoint=True,
+        tokenizer_info_endpoint=True,
     )
 
 

@@ -187,7 +187,7 @@ def test_an_empty_text_and_messages_that_are_null(model_folder: Path) -> None:
 def test_the_tokenizers_configuration_behind_its_flag(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.get("/tokenizer_info")
-        if not server.context.settings.enable_tokenizer_info_endpoint:
+        if not server.context.settings.tokenizer_info_endpoint:
             assert answer.status_code == 404
             return
         fields = answer.json()
@@ -197,4 +197,4 @@ def test_the_tokenizers_configuration_behind_its_flag(model_folder: Path) -> Non
         assert str(model_folder) not in answer.text
 
     for is_enabled in (False, True):
-        with_server(server_settings(model_folder), test, enable_tokenizer_info_endpoint=is_enabled)
+        with_server(server_settings(model_folder), test, tokenizer_info_endpoint=is_enabled)

@@ -127,10 +127,11 @@ def test_alternatives_with_one_text_have_names_of_their_own(codec: TextCodec) ->
     names = ["bytes:" + "".join(f"\\x{byte:02x}" for byte in piece) for piece in pieces]
     assert logprobs.tokens == names
     assert logprobs.text_offset == [0] * len(emoji)
-    for entry, drawn in zip(logprobs.top_logprobs, names, strict=True):
+    for place, (entry, drawn) in enumerate(zip(logprobs.top_logprobs, names, strict=True)):
         assert entry is not None
-        assert list(entry) == [*names, "", "token_id:100001"]
-        assert entry[drawn] == -0.5
+        assert next(iter(entry)) == drawn
+        assert sorted(entry) == sorted([*names, "", "token_id:100001"])
+        assert entry[drawn] == -0.5 - place
 
 
 @pytest.mark.parametrize("shown", [False, True])

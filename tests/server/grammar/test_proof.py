@@ -107,7 +107,7 @@ def test_an_unknown_error_of_the_compiler_gets_words_of_ours() -> None:
     assert in_own_words('at 3(8): unknown name: "b"') == "the rule 'b' is not defined"
 
 
-_TRANSLATED = ("in_own_words", "_partly_in")
+_TRANSLATED = ("in_own_words", "_partly_in", "_misshapen")
 _FOLDERS = ("server/grammar", "server/api", "engine/sampling")
 _FILES = [
     *sorted(path.relative_to(ROOT).as_posix() for folder in _FOLDERS for path in (ROOT / folder).rglob("*.py")),

@@ -66,7 +66,7 @@ def test_a_long_path_is_cut(model_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("GET", "/v1/chat/completions", "POST"),
+        ("GET", "/v1/completions", "POST"),
         ("PUT", "/v1/responses/abc", "DELETE, GET, HEAD"),
         ("POST", "/ui", "GET, HEAD"),
         ("DELETE", "/", "GET, HEAD"),
