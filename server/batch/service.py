@@ -74,6 +74,8 @@ class BatchService:
         self._failure: str | None = None  # why the folder could not be opened the last time
         self._has_stopped = False
         self._keeping: asyncio.Task[None] | None = None
+        self._is_busy = False  # another process has the folder
+        self._opened = asyncio.Event()
         self._log = structlog.stdlib.get_logger("server.files")
 
     @staticmethod
@@ -109,6 +111,10 @@ class BatchService:
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         self._keeping = asyncio.create_task(self._keep(app))
 
+    async def wait_open(self) -> None:
+        """Wait until the folder has been opened for the first time."""
+        await self._opened.wait()
+
     async def stop(self) -> None:
         """Stop the worker and leave the folder to another process. It may be called twice."""
         self._has_stopped = True
@@ -132,7 +138,10 @@ class BatchService:
         if self._has_stopped:
             raise shutting_down()
         if self._open is None:
-            reason = "another server process is using them" if self._failure is None else "their folder cannot be used"
+            if self._failure is not None:
+                reason = "their folder cannot be used"
+            else:
+                reason = "another server process is using them" if self._is_busy else "their folder is being read"
             raise AdmissionError(
                 503,
                 f"The files are not available yet: {reason}. Please try again later.",
@@ -246,16 +255,17 @@ class BatchService:
             self._failure = reason
             return None
         self._failure = None
+        self._opened.set()
         return folder
 
     async def _open_folder(self, app: ASGIApp) -> OpenFolder:
         make_folder(self._folder)
-        is_first = True
         while not self._lock.try_lock():
-            if is_first:
+            if not self._is_busy:
                 self._log.warning("files_busy", folder=str(self._folder))
-            is_first = False
+            self._is_busy = True
             await asyncio.sleep(_LOCK_POLL_S)
+        self._is_busy = False
         settings = self._settings
         space = SpaceBook(
             SpaceLimits(

@@ -112,6 +112,7 @@ def test_ragged_sequences_do_not_see_each_other(twins: tuple[PreTrainedModel, Pa
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sampled(18)
 def test_greedy_tokens_are_those_of_generate(twins: tuple[PreTrainedModel, Path], backend: str) -> None:
     twin, folder = twins
     twin.generation_config.eos_token_id = None

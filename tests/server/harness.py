@@ -109,6 +109,8 @@ async def running(
     recording = asyncio.create_task(past.run())
     if wait:
         await context.client.status.wait_ready()
+        if context.batches is not None:
+            await context.batches.wait_open()
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, verify=_NO_AUTHORITIES) as http:
             yield Running(context, engine, server, http, port)

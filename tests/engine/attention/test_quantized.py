@@ -142,6 +142,7 @@ CASES = [
 
 @pytest.mark.parametrize("cache", CACHES, ids=NAMES)
 @pytest.mark.parametrize(("backend", "step", "name"), CASES)
+@pytest.mark.sampled(12)
 def test_a_backend_attends_over_8_bits(backend: str, step: str, name: str, cache: torch.dtype) -> None:
     device = DEVICES[backend]
     scene = Scene(STEPS[step], torch.float32, device=device, cache=cache)

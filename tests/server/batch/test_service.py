@@ -9,6 +9,7 @@ from tests.server.batch.folder import Answers, Conditions
 from tests.server.harness import until
 from tiercel.clock import MonotonicClock
 from tiercel.errors import AdmissionError, ConfigError
+from tiercel.server.batch.durable import FolderLock
 from tiercel.server.batch.service import BatchService
 from tiercel.settings import ServerSettings
 
@@ -34,6 +35,26 @@ def test_a_folder_that_cannot_be_used_is_tried_until_it_can(tmp_path: Path) -> N
         folder.unlink()
         await until(lambda: _code(service) is None)
         assert service.held == (0, 0)
+        await service.stop()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("is_locked", "reason"), [(False, "is being read"), (True, "another server process")])
+def test_files_that_are_not_available_yet_say_why(is_locked: bool, reason: str, tmp_path: Path) -> None:
+    settings = ServerSettings(model="m", served_model_names=("m",), files_path=str(tmp_path))
+    other = FolderLock(tmp_path)
+    assert not is_locked or other.try_lock()
+
+    async def test() -> None:
+        service = BatchService(settings, tmp_path, Conditions(), MonotonicClock(), lambda: 0.0)
+        service.start(Answers())
+        await asyncio.sleep(0)  # its first look at the folder
+        with pytest.raises(AdmissionError, match=reason):
+            _ = service.folder
+        other.release()
+        await service.wait_open()
+        assert _code(service) is None
         await service.stop()
 
     asyncio.run(test())
