@@ -78,7 +78,7 @@ class BoundChild:
             self._thread.join()
 
     def _run(self) -> None:
-        """Run the program until it ends and what it has written is read: the announcement may be the last of it.
+        """Run the program until it has ended and its output has been read. The last line may be the announcement.
 
         A descendant that still holds its output does not count.
         """
