@@ -483,7 +483,7 @@ def _lenient_listings(tree: ast.AST) -> Iterator[int]:
 
 
 def test_an_unreadable_folder_is_never_an_empty_one() -> None:
-    """The daemon does without files that it does not find. It must not take those of an unreadable folder for missing."""
+    """The daemon does without files that do not exist. It must not take those of an unreadable folder for such."""
     files = _reachable(DAEMONS)
     assert not [f"{path}:{line}" for path in sorted(files) for line in _lenient_listings(_tree(path))]
 
