@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ALIGN = 4096  # of file offsets, lengths and addresses of direct I/O; also the size of a superblock and of a header
 KEY_BYTES = 32
 ID_BYTES = 16

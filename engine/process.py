@@ -5,7 +5,6 @@ Usage: `python -m tiercel.engine --fd N`.
 
 import argparse
 import gc
-import hashlib
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from tiercel.engine.mailbox import EngineMailbox, receive_start
 from tiercel.engine.models.precision import dtype_name
 from tiercel.engine.wake import Wake
 from tiercel.errors import ConfigError
+from tiercel.facts import identity_of_facts
 from tiercel.log import configure_log
 from tiercel.settings import EngineSettings
 from tiercel.step_record import StepRecord
@@ -142,8 +142,14 @@ def _fail(mailbox: EngineMailbox, clock: Clock, code: str, message: str) -> int:
 def _fingerprint(engine: Engine) -> str:
     """Return what clients read as `system_fingerprint`: equal seeds give equal texts while it is the same."""
     model = engine.model
-    facts = (model.fingerprint.hex(), str(model.precision), model.impl, model.products, engine.device.name)
-    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    facts = {
+        "model": model.fingerprint.hex(),
+        "types": model.precision.facts,
+        "implementation": model.impl,
+        "products": model.products,
+        "device": engine.device.name,
+    }
+    return "fp_" + identity_of_facts(facts).hex()[:16]
 
 
 def _drain(mailbox: EngineMailbox, clock: Clock, patience_s: float = 2.0) -> None:

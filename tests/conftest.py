@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.seeds import run_random
+
 if not torch.cuda.is_available():
     # Before anything imports Triton, whose own functions would be compiled ones: transformers does, now and then.
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -56,7 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: tens of seconds; runs only when asked for with -m slow, as in CI")
     config.addinivalue_line("markers", "long: minutes of simulation; runs only when asked for with -m long")
-    config.addinivalue_line("markers", "sampled(count): `make test` runs so many of the cases, -m slow the others")
+    config.addinivalue_line("markers", "sampled(count): `make test` runs so many of the cases, -m slow some others")
     config.addinivalue_line(
         "markers", "ray: needs Ray, which `make test-cluster` installs; runs only when asked for with -m ray"
     )
@@ -88,12 +90,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sample(items: list[pytest.Item]) -> None:
-    """Mark the cases of a sampled test as slow but for some, which are scattered over its parameters."""
+    """Leave a sampled test some cases, which are scattered over its parameters.
+
+    Of the others, twice as many are slow. Every run draws them anew, so that `make test-slow` sees all of them in time.
+    The rest is long.
+    """
+    rng = run_random()
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_test in cases.values():
         count: int = of_test[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr] - it was looked for
-        for item in sorted(of_test, key=lambda item: zlib.crc32(item.nodeid.encode()))[count:]:
-            item.add_marker("slow")
+        others = sorted(of_test, key=lambda item: zlib.crc32(item.nodeid.encode()))[count:]
+        rng.shuffle(others)
+        for place, item in enumerate(others):
+            item.add_marker("slow" if place < 2 * count else "long")

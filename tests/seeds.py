@@ -7,9 +7,14 @@ from collections.abc import Iterable
 import pytest
 
 
+def run_random() -> random.Random:
+    """Return a source of numbers that differs in every run and is the same for all workers of pytest-xdist."""
+    return random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+
+
 def fresh_seeds(count: int) -> list[int]:
     """Return `count` seeds that differ in every run. All workers of one run of pytest-xdist get the same seeds."""
-    rng = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    rng = run_random()
     return [rng.randrange(1 << 31) for _ in range(count)]
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from tiercel.errors import ConfigError, WireError
 
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 16
 IDENTITY_BYTES = 16
 MIN_SECRET_BYTES = 16

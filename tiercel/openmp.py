@@ -23,6 +23,6 @@ def adopt_engine_environment() -> None:
     os.environ.update(engine_environment())
 
 
-def thread_facts() -> tuple[str, ...]:
-    """Return the values on which step times depend."""
-    return tuple(os.environ.get(name, "") for name in _FACTS)
+def thread_facts() -> dict[str, str]:
+    """Return the variables on which step times depend."""
+    return {name: os.environ.get(name, "") for name in _FACTS}

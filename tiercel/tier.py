@@ -4,6 +4,7 @@ import enum
 
 from msgspec import Struct
 
+from tiercel.facts import Facts
 from tiercel.ids import BlockKey, SlotId
 
 SCALES_BYTES = 4
@@ -16,8 +17,7 @@ class KVSpec(Struct, frozen=True, kw_only=True):
     """The layout of a block: [layers, block_size, kv_heads, width], keys in the first half of the last axis.
 
     The width is 2 * head_dim; in 8 bits, the scales follow the numbers of each layer: see `engine.forward.kv_cache`.
-    A slot of any tier holds exactly one block. The class's `repr` is part of the identity of memory, of volumes that
-    outlive the engine, and of the keys of blocks: a change of its name or of a field replaces them.
+    A slot of any tier holds exactly one block.
     """
 
     layers: int
@@ -25,6 +25,17 @@ class KVSpec(Struct, frozen=True, kw_only=True):
     head_dim: int
     block_size: int  # tokens
     dtype: str  # float32 | bfloat16 | float16 | int8 | float8_e4m3fn
+
+    @property
+    def facts(self) -> Facts:
+        """The layout by names of its own: part of the identity of memory and volumes, and of the keys of blocks."""
+        return {
+            "layers": self.layers,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "block_size": self.block_size,
+            "dtype": self.dtype,
+        }
 
     @property
     def itemsize(self) -> int:

@@ -10,6 +10,9 @@ from tiercel.engine.forward.state import AttentionParams, ForwardState
 class Attention(Protocol):
     """Paged attention over one layer of the arena."""
 
+    name: str
+    """As `--attention-backend` calls it."""
+
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
     ) -> Tensor:

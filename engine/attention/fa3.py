@@ -154,6 +154,8 @@ class Fa3Attention:
     other length is on the device. Steps in which all slices have one token may be left to the spare.
     """
 
+    name = "fa3"
+
     def __init__(self, operator: Fa3Operator, processors: int, spare: PagedReader | None = None) -> None:
         """`processors`: streaming multiprocessors; `spare`: the backend for layers that the operator cannot compute."""
         self.is_capturable = spare is None or spare.is_capturable

@@ -38,6 +38,7 @@ class LengthGroup:
 class GroupedAttention:
     """Batches the decodes of a step. Caches the layout of the last step, and keeps one scratch buffer."""
 
+    name = "grouped"
     is_capturable = False
 
     def __init__(self) -> None:

@@ -43,6 +43,7 @@ class NativeAttention:
     scores are multiplied by the scales of keys, and probabilities by those of values.
     """
 
+    name = "native"
     is_capturable = False
 
     def __init__(self, library: NativeLibrary) -> None:

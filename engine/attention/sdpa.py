@@ -79,6 +79,8 @@ def attend_by_scores(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 class SdpaAttention:
     """Gathers the blocks of each sequence and attends over them. The other backends are tested against this one."""
 
+    name = "sdpa"
+
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
     ) -> Tensor:

@@ -38,6 +38,7 @@ class TritonAttention:
     new state. Two states are remembered, because the layers of two halves of a step may alternate.
     """
 
+    name = "triton"
     is_capturable = True
 
     def __init__(

@@ -1,7 +1,6 @@
 """The files in which the engine keeps measurements for its next start: one for each kind, model and machine."""
 
 import contextlib
-import hashlib
 import logging
 import os
 import stat
@@ -11,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from tiercel.facts import Facts, identity_of_facts
 from tiercel.frame_body import plain_value
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,9 @@ T = TypeVar("T", bound=Content)
 class CacheFile(Generic[T]):
     """A JSON file of measurements. A file that is missing, damaged or of another identity counts as empty."""
 
-    def __init__(self, folder: str | None, kind: str, facts: tuple[str, ...], content: type[T]) -> None:
+    def __init__(self, folder: str | None, kind: str, facts: Facts, content: type[T]) -> None:
         """`facts` name everything that the measurements depend on. Without a folder nothing is kept."""
-        self.identity = hashlib.sha256("\0".join(facts).encode()).hexdigest()
+        self.identity = identity_of_facts(facts).hex()
         self.path = None if folder is None else Path(folder) / f"{kind}-{self.identity[:24]}.json"
         self._kind = kind
         self._content = content

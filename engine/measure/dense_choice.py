@@ -15,7 +15,9 @@ from tiercel.device.base import Device
 from tiercel.engine.measure.cache_file import CacheFile
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.dense_routes import DEFAULT, ROUTED_ROWS, DenseProduct, DenseRoutes, open_products
+from tiercel.engine.models.precision import dtype_name
 from tiercel.errors import DeviceError
+from tiercel.facts import Facts
 from tiercel.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -65,13 +67,16 @@ def route_products(settings: EngineSettings, model: Decoder, device: Device) -> 
         return
     linears = model.plain_linears
     weights = {(linear.weight.shape[0], linear.weight.shape[1]): linear.weight for linear in linears}
-    facts = (str(_VERSION), torch.cuda.get_device_name(), str(device.processors), str(precision.weights))
-    file = CacheFile(
-        settings.cache_folder,
-        "dense-products",
-        (*facts, torch.__version__, str(torch.version.cuda), __version__),
-        StoredRoutes,
-    )
+    facts: Facts = {
+        "version": _VERSION,
+        "processor": torch.cuda.get_device_name(),
+        "processors": device.processors,
+        "weights": dtype_name(precision.weights),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "tiercel": __version__,
+    }
+    file = CacheFile(settings.cache_folder, "dense-products", facts, StoredRoutes)
     stopwatch = device_stopwatch if settings.calibration_s > 0 else None
     with torch.inference_mode():
         routes = choose_routes(list(weights.values()), open_products(device.processors), file, stopwatch)

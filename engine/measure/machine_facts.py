@@ -11,33 +11,34 @@ from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.base import Model
 from tiercel.engine.native.library import load_library
 from tiercel.engine.step.graphs import wants_graphs
+from tiercel.facts import Facts
 from tiercel.openmp import thread_facts
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec
 
 
-def machine_facts(settings: EngineSettings, model: Model, spec: KVSpec, device: Device) -> tuple[str, ...]:
+def machine_facts(settings: EngineSettings, model: Model, spec: KVSpec, device: Device) -> Facts:
     """Return the facts that identify a file of measurements; limits of the engine are not among them."""
     is_cuda = device.name == "cuda"
     library = load_library() if device.name == "cpu" else None
     attention = open_attention(
         settings.attention_backend, torch.device(device.name), device.processors, device.capability
     )
-    return (
-        model.fingerprint.hex(),
-        model.impl,
-        str(spec),
-        device.name,
-        torch.cuda.get_device_name() if is_cuda else cpu_name(),
-        str(device.processors),
-        *thread_facts(),
-        torch.backends.cpu.get_cpu_capability(),
-        "none" if library is None else " ".join((library.class_name, *library.switched_off)),
-        type(attention).__name__,  # `auto` depends on which packages are installed
-        "graphs" if wants_graphs(settings, model) else "kernels",
-        torch.__version__,
-        __version__,
-    )
+    return {
+        "model": model.fingerprint.hex(),
+        "implementation": model.impl,
+        "layout": spec.facts,
+        "device": device.name,
+        "processor": torch.cuda.get_device_name() if is_cuda else cpu_name(),
+        "processors": device.processors,
+        "threads": thread_facts(),
+        "torch_kernels": torch.backends.cpu.get_cpu_capability(),
+        "native_kernels": None if library is None else (library.class_name, *library.switched_off),
+        "attention": attention.name,  # `auto` depends on which packages are installed
+        "launch": "graphs" if wants_graphs(settings, model) else "kernels",
+        "torch": torch.__version__,
+        "tiercel": __version__,
+    }
 
 
 def cpu_name() -> str:

@@ -37,6 +37,7 @@ from tiercel.engine.step.mixed_graphs import MAX_MIXED_TOKENS, trial_batch
 from tiercel.engine.step.staging import open_staging
 from tiercel.engine.step.tables import DeviceTables
 from tiercel.errors import ConfigError, DeviceError
+from tiercel.facts import Facts
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec
 
@@ -104,7 +105,7 @@ class OverlapGate:
         return bool(near) and min(near, key=lambda one: one[0])[1].gain >= LEAST_GAIN
 
 
-def open_overlap_file(folder: str | None, facts: tuple[str, ...]) -> CacheFile[OverlapTable]:
+def open_overlap_file(folder: str | None, facts: Facts) -> CacheFile[OverlapTable]:
     """Return the file of the table for these facts."""
     return CacheFile(folder, "overlap", facts, OverlapTable)
 

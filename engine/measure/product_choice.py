@@ -17,6 +17,7 @@ from tiercel.engine.models.layers import Linear
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.native.build import source_digest
 from tiercel.engine.native.library import NativeLibrary
+from tiercel.facts import Facts
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +79,16 @@ class ProductChoice:
 
 def open_product_choice(folder: str | None, threads: int, library: NativeLibrary) -> ProductChoice:
     """Return the choices for this machine, number of threads and these kernels."""
-    facts = (str(_VERSION), cpu_name(), str(threads), library.class_name, source_digest(), torch.__version__)
-    file = CacheFile(folder, "matrix-products", (*facts, __version__), StoredChoices)
+    facts: Facts = {
+        "version": _VERSION,
+        "processor": cpu_name(),
+        "threads": threads,
+        "native_kernels": library.class_name,
+        "native_source": source_digest(),
+        "torch": torch.__version__,
+        "tiercel": __version__,
+    }
+    file = CacheFile(folder, "matrix-products", facts, StoredChoices)
     return ProductChoice(file, lambda outputs, inputs: compare_products(library, threads, outputs, inputs))
 
 

@@ -25,6 +25,7 @@ from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import Runner
 from tiercel.errors import ConfigError
+from tiercel.facts import Facts
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
 from tiercel.request import Request, SamplingParams, pack_tokens
@@ -169,7 +170,7 @@ def search(
     return tuple(rows)
 
 
-def open_splits_file(folder: str | None, facts: tuple[str, ...]) -> CacheFile[SplitTable]:
+def open_splits_file(folder: str | None, facts: Facts) -> CacheFile[SplitTable]:
     """Return the file of the search for these facts."""
     return CacheFile(folder, "splits", facts, SplitTable)
 

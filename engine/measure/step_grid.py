@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tiercel.facts import Facts
 from tiercel.scheduler.cost import StepTimes
 
 _FIRST_PREFILL = 16  # tokens
@@ -36,6 +37,16 @@ class GridLimits:
     step_tokens: int  # token budget of a step
     max_model_len: int
     kv_tokens: int  # capacity of the device tier
+
+    @property
+    def facts(self) -> Facts:
+        """The limits by names of their own, for the identity of measurements."""
+        return {
+            "max_num_seqs": self.max_num_seqs,
+            "step_tokens": self.step_tokens,
+            "max_model_len": self.max_model_len,
+            "kv_tokens": self.kv_tokens,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from tiercel.engine.step.mixed_graphs import MixedGraphs, trial_batch
 from tiercel.engine.step.staging import Staging, open_staging
 from tiercel.engine.step.tables import DeviceTables
 from tiercel.errors import DeviceError
+from tiercel.facts import Facts
 from tiercel.scheduler.cost import StepTimes, linear_times
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
@@ -55,9 +56,13 @@ def open_step_times(
     `TrialForward`.
     """
     limits = limits_of(settings, model, device, capacity)
-    recorded = () if graphs is None else (graphs.sizes, graphs.halved), () if mixed is None else mixed.sizes
-    facts = (*machine_facts(settings, model, spec, device), repr(limits), repr(recorded))
-    file = open_times_file(settings.cache_folder, facts)
+    recorded: Facts = {
+        "decodes": None if graphs is None else graphs.sizes,
+        "halved_decodes": None if graphs is None else graphs.halved,
+        "mixed_steps": None if mixed is None else mixed.sizes,
+    }
+    machine = machine_facts(settings, model, spec, device)
+    file = open_times_file(settings.cache_folder, {**machine, "limits": limits.facts, "graphs": recorded})
     trial = TrialForward(model, kv, spec, lane, clock, graphs, staging, mixed)
     return measure_step_times(trial, clock, limits, settings.calibration_s, file)
 

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from tiercel.engine.measure.cache_file import CacheFile
 from tiercel.engine.measure.step_grid import StepGrid, StepShape
+from tiercel.facts import Facts
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +41,9 @@ class StoredTimes(Struct, frozen=True, forbid_unknown_fields=True):
         return {shape: ms for shape, ms in ms_by_shape.items() if grid.has(shape)}
 
 
-def open_times_file(folder: str | None, facts: tuple[str, ...]) -> CacheFile[StoredTimes]:
+def open_times_file(folder: str | None, facts: Facts) -> CacheFile[StoredTimes]:
     """Return the file of step times for these facts."""
-    return CacheFile(folder, "step-times", (str(_VERSION), *facts), StoredTimes)
+    return CacheFile(folder, "step-times", {**facts, "version": _VERSION}, StoredTimes)
 
 
 def read_times(file: CacheFile[StoredTimes], grid: StepGrid) -> dict[StepShape, float]:

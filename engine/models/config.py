@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -18,6 +18,7 @@ from tiercel.engine.models.mixture_config import (
     parse_mixture,
 )
 from tiercel.errors import ConfigError
+from tiercel.facts import Facts
 from tiercel.settings import Dtype
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
@@ -44,6 +45,22 @@ class RopeConfig:
     attention_factor: float = 1.0  # multiplies cos and sin
     truncate: bool = True
 
+    @property
+    def facts(self) -> Facts:
+        """The embedding by names of its own, for the fingerprint of a model."""
+        return {
+            "kind": self.kind,
+            "theta": self.theta,
+            "factor": self.factor,
+            "original_max_position": self.original_max_position,
+            "low_freq_factor": self.low_freq_factor,
+            "high_freq_factor": self.high_freq_factor,
+            "beta_fast": self.beta_fast,
+            "beta_slow": self.beta_slow,
+            "attention_factor": self.attention_factor,
+            "truncate": self.truncate,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
@@ -69,9 +86,33 @@ class DecoderConfig:
     has_mlp_bias: bool
     has_qk_norm: bool
     is_tied: bool
-    # Not in the text of the description, which is a part of every model's fingerprint: stored blocks stay valid.
-    norms_whole_width: bool = field(default=False, repr=False)  # queries and keys of all heads have one norm
-    mixture: MixtureConfig | None = field(default=None, repr=False)
+    norms_whole_width: bool = False  # queries and keys of all heads have one norm
+    mixture: MixtureConfig | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """Everything that the model computes with beside its weights, by names of their own, for its fingerprint."""
+        return {
+            "architecture": self.architecture,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "layers": self.layers,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "max_position": self.max_position,
+            "rms_eps": self.rms_eps,
+            "rope": self.rope.facts,
+            "windows": self.windows,
+            "qkv_bias": self.has_qkv_bias,
+            "output_bias": self.has_output_bias,
+            "mlp_bias": self.has_mlp_bias,
+            "qk_norm": self.has_qk_norm,
+            "norms_whole_width": self.norms_whole_width,
+            "tied": self.is_tied,
+            "mixture": None if self.mixture is None else self.mixture.facts,
+        }
 
     @property
     def max_model_len(self) -> int:

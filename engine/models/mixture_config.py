@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tiercel.errors import ConfigError
+from tiercel.facts import Facts
 
 _MAX_EXPERTS = 4096
 _COUNT_NAMES = ("num_experts", "num_local_experts")  # transformers reads either for every family
@@ -65,6 +66,18 @@ class MixtureConfig:
     rounds_shares: bool  # shares are rounded to the type of the activations before they weigh an output
     layers: tuple[bool, ...]  # for each layer: whether it has a mixture; the others have a dense MLP
     names: ExpertNames
+
+    @property
+    def facts(self) -> Facts:
+        """The mixtures by names of their own, for the fingerprint of a model; names of tensors change no result."""
+        return {
+            "experts": self.experts,
+            "per_token": self.per_token,
+            "inner_size": self.inner_size,
+            "normalizes": self.normalizes,
+            "rounds_shares": self.rounds_shares,
+            "layers": self.layers,
+        }
 
 
 _QWEN_NAMES = ExpertNames("mlp.", "gate_proj", "up_proj", "down_proj")

@@ -9,6 +9,7 @@ from tiercel.engine.models.config import ConfigFields, choose_dtype
 from tiercel.engine.models.quantization import Scheme
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import CpuClass
+from tiercel.facts import Facts
 from tiercel.settings import CacheDtype, Dtype
 
 _CACHE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -32,20 +33,18 @@ class Precision:
         return cls(dtype, dtype, dtype)
 
     @property
-    def identity(self) -> str:
-        """A text that differs for every choice of types, as part of a model's fingerprint."""
-        scheme = "" if self.scheme is None else f" {self.scheme.identity}"
-        if self._is_uniform:
-            return f"{self.weights}{scheme}"  # as in earlier versions, whose volumes stay valid
-        return f"{self.weights} {self.activations} {self.kv}{scheme}"
-
-    @property
-    def _is_uniform(self) -> bool:
-        return self.weights is self.activations is self.kv
+    def facts(self) -> Facts:
+        """The types by names of their own, for the fingerprint of a model."""
+        return {
+            "weights": dtype_name(self.weights),
+            "activations": dtype_name(self.activations),
+            "kv": dtype_name(self.kv),
+            "scheme": None if self.scheme is None else self.scheme.identity,
+        }
 
     def __str__(self) -> str:
         """Return the name of the type, or all three names if they differ."""
-        if self._is_uniform:
+        if self.weights is self.activations is self.kv:
             return dtype_name(self.weights)
         weights, activations, kv = map(dtype_name, (self.weights, self.activations, self.kv))
         return f"{weights}, activations {activations}, KV {kv}"

@@ -236,13 +236,12 @@ def _fill(
 ) -> bytes:
     """Load or draw the weights, and return their fingerprint."""
     targets = dict(model.targets())
-    mixture = () if config.mixture is None else (repr(config.mixture),)
-    facts = (model.impl, repr(config), model.precision.identity, *mixture)
+    facts = {"implementation": model.impl, "config": config.facts, "types": model.precision.facts}
     if settings.load_format == "dummy":
         fill_dummy(targets, settings.seed, parts=parts)
         model.weights_bytes = sum(target.nbytes for target in targets.values())
-        return ContentDigest(*facts, f"dummy {settings.seed}").finish()
-    digest = ContentDigest(*facts)
+        return ContentDigest(facts | {"dummy_seed": settings.seed}).finish()
+    digest = ContentDigest(facts)
     scheme = model.precision.scheme
     skipped = () if scheme is None else scheme.skipped
     load_weights(targets, open_checkpoint(folder), digest, progress, skipped, renaming_of(config), parts)

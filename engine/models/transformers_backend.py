@@ -128,7 +128,12 @@ def load_transformers(
         else:
             model = _draw_model(config, dtype, dummy_seed)
         digest = ContentDigest(
-            *(TransformersModel.impl, config.to_json_string(), precision.identity, f"dummy {dummy_seed}")
+            {
+                "implementation": TransformersModel.impl,
+                "config": config.to_json_string(),
+                "types": precision.facts,
+                "dummy_seed": dummy_seed,
+            }
         )
         for name, tensor in distinct_tensors(model).items():
             digest.add(name, tensor)

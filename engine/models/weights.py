@@ -17,6 +17,7 @@ from tiercel.engine.models.quantization import WrongTensorError, roles_of
 from tiercel.engine.models.quantized_parts import QuantizedTarget
 from tiercel.engine.native.linear import return_freed_memory
 from tiercel.errors import ConfigError
+from tiercel.facts import Facts, canonical
 from tiercel.file_fault import check_file, is_there, list_folder
 from tiercel.modelfile.errors import ModelFileError
 from tiercel.modelfile.folder import LINKED_NAME, SUFFIX, check_unfolded
@@ -200,9 +201,10 @@ class ContentDigest:
     MiB. Any single change shows, at the speed of memory (about 5 GB/s per core; SHA-256 reaches 1).
     """
 
-    def __init__(self, *facts: str) -> None:
+    def __init__(self, facts: Facts | None = None) -> None:
+        """`facts`: what else the digest is to change with. Errors: as `canonical`."""
         self._digest_by_name: dict[str, bytes] = {}
-        self._facts = facts
+        self._facts = canonical(facts or {})
         self._weights = torch.arange(_CHUNK_WORDS, dtype=torch.int64) * 2 + 1
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -219,7 +221,7 @@ class ContentDigest:
 
     def finish(self) -> bytes:
         """Return the 32 bytes."""
-        digest = hashlib.sha256("\0".join(self._facts).encode())
+        digest = hashlib.sha256(self._facts)
         for name in sorted(self._digest_by_name):
             digest.update(self._digest_by_name[name])
         return digest.digest()

@@ -4,7 +4,6 @@ The HTTP process makes the memfd and hands it to every engine that it starts. An
 it wrote, so nothing in the memfd is used before it is checked.
 """
 
-import hashlib
 import mmap
 import os
 import struct
@@ -12,11 +11,12 @@ import zlib
 from dataclasses import dataclass
 
 from tiercel.device.host_pages import HUGE_PAGE_BYTES, map_file
+from tiercel.facts import identity_of_facts
 from tiercel.kvcache.store.journal import RECORD_BYTES
 from tiercel.tier import KVSpec
 
 _MAGIC = b"TIERCEL\0"
-_VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("<8sIIQQ32sI")  # magic, version, record bytes, slots, block bytes, identity, crc
 
 
@@ -45,7 +45,7 @@ class MemoryLayout:
 
 def identity_of(spec: KVSpec, fingerprint: bytes) -> bytes:
     """Return 32 bytes that change with the model and with the layout of its blocks."""
-    return hashlib.sha256(fingerprint + repr(spec).encode()).digest()
+    return identity_of_facts({"model": fingerprint.hex(), "layout": spec.facts})
 
 
 def layout_of(spec: KVSpec, fingerprint: bytes, slots: int) -> MemoryLayout:
@@ -94,12 +94,13 @@ def map_memory(fd: int, layout: MemoryLayout) -> tuple[memoryview, bool]:
         os.ftruncate(fd, layout.size_bytes)
     pages = map_file(fd, layout.size_bytes)
     if not is_kept:
-        pages[: _HEADER.size] = _pack(layout)
+        pages[: _HEADER.size] = pack_header(layout)
     return pages, is_kept
 
 
-def _pack(layout: MemoryLayout) -> bytes:
-    body = _HEADER.pack(_MAGIC, _VERSION, RECORD_BYTES, layout.slots, layout.block_bytes, layout.identity, 0)
+def pack_header(layout: MemoryLayout) -> bytes:
+    """Return the header of a memfd with this layout."""
+    body = _HEADER.pack(_MAGIC, VERSION, RECORD_BYTES, layout.slots, layout.block_bytes, layout.identity, 0)
     return body[:-4] + zlib.crc32(body[:-4]).to_bytes(4, "little")
 
 
@@ -110,6 +111,6 @@ def _read_header(fd: int) -> MemoryLayout | None:
         return None
     _, _, _, slots, block_bytes, identity, _ = _HEADER.unpack(raw)
     layout = MemoryLayout(slots, block_bytes, identity)
-    if raw != _pack(layout) or os.fstat(fd).st_size != layout.size_bytes:
+    if raw != pack_header(layout) or os.fstat(fd).st_size != layout.size_bytes:
         return None
     return layout

@@ -111,11 +111,11 @@ def _mutate_safetensors(rng: random.Random, text: bytes) -> bytes:
 
 _WEIGHTS = save({"a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}, metadata={"format": "pt"})
 _INDEX = json.dumps({"metadata": {}, "weight_map": {"a": "model-1-of-1.safetensors", "b": "model-1-of-1.safetensors"}})
-_SPLITS = json.dumps({"identity": open_splits_file("/", ("x",)).identity, "rows": []}).encode()
+_SPLITS = json.dumps({"identity": open_splits_file("/", {"model": "x"}).identity, "rows": []}).encode()
 
 
 def _splits(folder: Path) -> object:
-    file = open_splits_file(str(folder), ("x",))
+    file = open_splits_file(str(folder), {"model": "x"})
     assert file.path is not None
     (folder / "file").rename(file.path)
     return file.read()

@@ -55,7 +55,7 @@ class Race:
 
 
 def file_of(folder: Path | None, fact: str = "machine") -> CacheFile[StoredRoutes]:
-    return CacheFile(None if folder is None else str(folder), "dense-products", (fact,), StoredRoutes)
+    return CacheFile(None if folder is None else str(folder), "dense-products", {"fact": fact}, StoredRoutes)
 
 
 WEIGHT = torch.randn(16, 24, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)

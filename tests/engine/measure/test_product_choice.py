@@ -25,7 +25,7 @@ class Measured:
 
 
 def open_choice(folder: Path | None, measure: Measured, fact: str = "machine") -> ProductChoice:
-    return ProductChoice(CacheFile(str(folder) if folder else None, "products", (fact,), StoredChoices), measure)
+    return ProductChoice(CacheFile(str(folder) if folder else None, "products", {"fact": fact}, StoredChoices), measure)
 
 
 def test_a_shape_is_measured_once(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def table(rows: str = "[]", **changes: object) -> bytes:
 def test_a_file_that_cannot_be_trusted_leaves_steps_whole(
     content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = open_splits_file(str(tmp_path), ("model",))
+    file = open_splits_file(str(tmp_path), {"model": "a"})
     assert file.read() is None
     assert not caplog.records
     assert file.path is not None
@@ -139,11 +139,11 @@ def test_a_file_that_cannot_be_trusted_leaves_steps_whole(
 
 
 def test_a_table_is_read_by_the_same_model_only(tmp_path: Path) -> None:
-    file, nowhere = open_splits_file(str(tmp_path), ("model",)), open_splits_file(None, ("model",))
+    file, nowhere = open_splits_file(str(tmp_path), {"model": "a"}), open_splits_file(None, {"model": "a"})
     written = SplitTable(identity=file.identity, rows=(HALVES,))
     file.write(written)
-    assert open_splits_file(str(tmp_path), ("model",)).read() == written
-    assert open_splits_file(str(tmp_path), ("other",)).read() is None
+    assert open_splits_file(str(tmp_path), {"model": "a"}).read() == written
+    assert open_splits_file(str(tmp_path), {"model": "b"}).read() is None
     nowhere.write(written)
     assert nowhere.read() is None
 

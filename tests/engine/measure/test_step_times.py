@@ -27,13 +27,14 @@ from tiercel.engine.native.library import load_library
 from tiercel.engine.step.graphs import graph_sizes, record_graphs
 from tiercel.engine.step.mixed_graphs import mixed_sizes, record_mixed_graphs
 from tiercel.errors import DeviceError
+from tiercel.facts import Facts
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
 
 SPEC = KVSpec(layers=1, kv_heads=1, head_dim=4, block_size=16, dtype="float32")
 LIMITS = GridLimits(max_num_seqs=64, step_tokens=256, max_model_len=4096, kv_tokens=100_000)
-NOWHERE = open_times_file(None, ())
+NOWHERE = open_times_file(None, {})
 
 
 def linear_ms(tokens: int, decodes: int, context: int, pairs: int) -> float:
@@ -221,7 +222,7 @@ def test_every_shape_consists_of_possible_sequences() -> None:
 
 def test_a_restart_uses_the_file_and_measures_missing_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    file = open_times_file(str(tmp_path / "new" / "cache"), ("model", "machine"))
+    file = open_times_file(str(tmp_path / "new" / "cache"), {"model": "a"})
     grid = StepGrid(LIMITS)
     sizes: list[int] = []
     for _ in range(40):
@@ -238,7 +239,7 @@ def test_a_restart_uses_the_file_and_measures_missing_values(tmp_path: Path, cap
         "source=both",
         "source=file",
     ]
-    again, model, _ = measure(1e6, open_times_file(None, ()))
+    again, model, _ = measure(1e6, open_times_file(None, {}))
     cached, _, _ = measure(0.5, file)
     assert StepCosts(cached).predict_ms(200, 3, 500) == pytest.approx(StepCosts(again).predict_ms(200, 3, 500), rel=0.3)
 
@@ -353,7 +354,7 @@ def test_starts_with_and_without_graphs_have_different_files(tmp_path: Path) -> 
 
 
 def test_the_file_depends_on_the_attention_and_on_the_launch_of_decodes() -> None:
-    def facts(is_capturable: bool = False, **changes: object) -> tuple[str, ...]:
+    def facts(is_capturable: bool = False, **changes: object) -> Facts:
         model = TimedModel(ManualClock())
         model.is_capturable = is_capturable
         return machine_facts(EngineSettings(model="unused", **changes), model, SPEC, CpuDevice(1))  # type: ignore[arg-type]
@@ -366,7 +367,7 @@ def test_the_file_depends_on_the_attention_and_on_the_launch_of_decodes() -> Non
 
 
 def test_another_machine_has_another_file(tmp_path: Path) -> None:
-    one, other = open_times_file(str(tmp_path), ("model", "a")), open_times_file(str(tmp_path), ("model", "b"))
+    one, other = open_times_file(str(tmp_path), {"model": "a"}), open_times_file(str(tmp_path), {"model": "b"})
     write_times(one, {StepShape(0, 1, 0): 2.0})
     assert one.path is not None and other.path is not None
     assert read_times(other, StepGrid(LIMITS)) == {}
@@ -406,7 +407,7 @@ def _stored(**changes: object) -> bytes:
     ],
 )
 def test_a_damaged_file_is_measured_over(tmp_path: Path, content: bytes) -> None:
-    file = open_times_file(str(tmp_path), ("model",))
+    file = open_times_file(str(tmp_path), {"model": "a"})
     assert file.path is not None
     identity = file.path.name  # contains the identity
     write_times(file, {StepShape(0, 1, 0): 2.0})
@@ -420,7 +421,7 @@ def test_a_damaged_file_is_measured_over(tmp_path: Path, content: bytes) -> None
 
 
 def test_points_of_another_grid_are_left_out(tmp_path: Path) -> None:
-    file = open_times_file(str(tmp_path), ("model",))
+    file = open_times_file(str(tmp_path), {"model": "a"})
     write_times(
         file, {StepShape(0, 1, 0): 2.0, StepShape(3, 1, 0): 2.0, StepShape(0, 0, 0): 1.0, StepShape(0, 1, 99): 2.0}
     )
@@ -428,7 +429,7 @@ def test_points_of_another_grid_are_left_out(tmp_path: Path) -> None:
 
 
 def test_links_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
-    file = open_times_file(str(tmp_path), ("model",))
+    file = open_times_file(str(tmp_path), {"model": "a"})
     assert file.path is not None
     write_times(file, {StepShape(0, 1, 0): 2.0})
     os.replace(file.path, tmp_path / "target")
@@ -447,7 +448,7 @@ def test_links_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_not_an_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
-    times, model, _ = measure(0.5, open_times_file(str(blocked / "cache"), ("model",)))
+    times, model, _ = measure(0.5, open_times_file(str(blocked / "cache"), {"model": "a"}))
     assert model.forwards and is_monotone(times)
 
 

@@ -270,11 +270,6 @@ def test_a_norm_over_all_heads_needs_heads_that_fill_the_hidden_size() -> None:
     assert "head_dim (32) must be hidden_size (64)" in refusal(OLMOE | {"head_dim": 32}).message
 
 
-def test_the_text_of_a_dense_description_is_that_of_earlier_versions() -> None:
-    """It is a part of the fingerprint under which blocks are stored."""
-    assert repr(parse(LLAMA)).endswith("has_qk_norm=False, is_tied=False)")
-
-
 @pytest.mark.parametrize("names", [None, [], ["A", "B"], "LlamaForCausalLM", [3]])
 def test_architectures_must_name_one_class(names: object) -> None:
     assert "architectures" in str(refusal(LLAMA | {"architectures": names}))

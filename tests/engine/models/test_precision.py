@@ -22,6 +22,7 @@ from tiercel.engine.models.precision import (
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import CpuClass
+from tiercel.facts import canonical
 from tiercel.settings import Dtype, EngineSettings
 
 F32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -105,10 +106,9 @@ def test_a_precision_is_shown_with_what_differs() -> None:
     assert str(Precision(BF16, F32, BF16)) == "bfloat16, activations float32, KV bfloat16"
 
 
-def test_the_identity_of_one_type_is_that_of_earlier_versions() -> None:
-    """Volumes that they wrote stay valid."""
-    assert Precision.of(F32).identity == "torch.float32"
-    assert Precision(BF16, F32, BF16).identity not in {Precision.of(one).identity for one in (F32, BF16, FP16)}
+def test_every_choice_of_types_has_its_own_facts() -> None:
+    choices = [*map(Precision.of, (F32, BF16, FP16)), Precision(BF16, F32, BF16), Precision(BF16, F32, F32)]
+    assert len({canonical(choice.facts) for choice in choices}) == len(choices)
 
 
 def open_model(folder: Path, library: NativeLibrary | None, attention: Attention, dtype: Dtype = "auto") -> PagedRun:
