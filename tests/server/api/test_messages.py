@@ -421,7 +421,8 @@ def test_faults_of_bodies(model_folder: Path) -> None:
 async def _exchange(port: int, sent: bytes) -> tuple[bytes, Tree, Tree]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
-    head, _, tail = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+    async with asyncio.timeout(5):
+        head, _, tail = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     headers = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
     return head.split(b"\r\n")[0], {key.decode(): value.decode() for key, value in headers.items()}, json.loads(tail)

@@ -16,8 +16,8 @@ from tiercel.server.api.openapi import DocumentedApp
 from tiercel.server.app import create_app
 
 APIS = (
-    "/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/models", "/v1/files",
-    "/v1/batches",
+    "/v1/chat/", "/v1/completions", "/v1/conversations", "/v1/embeddings", "/v1/responses", "/v1/messages",
+    "/v1/models", "/v1/files", "/v1/batches",
 )  # fmt: skip
 """The beginnings of the paths whose answers an official SDK reads."""
 

@@ -163,7 +163,8 @@ def test_the_watchdog_gets_no_pings_while_a_hung_engine_cannot_be_ended(manager:
     async def watch() -> None:
         notifier = SystemdNotifier(manager.address, ManualClock())
         with suppress(TimeoutError):
-            await asyncio.wait_for(notifier.watch(2 * PING_S, lambda: False), 10 * PING_S)
+            async with asyncio.timeout(10 * PING_S):
+                await notifier.watch(2 * PING_S, lambda: False)
 
     asyncio.run(watch())
     assert manager.hear_nothing(PING_S)
