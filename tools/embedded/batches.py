@@ -69,6 +69,10 @@ class Encoder:
         self.roles = {role: tokenizer.encode(f"{role}\n").ids for role in ("system", "user", "assistant")}
         self.digits = np.array(tokenizer.encode("0123456789").ids)
 
+    def measure(self, text: str) -> int:
+        """The tokens of a text."""
+        return len(self.tokenizer.encode(text).ids)
+
     def encode(self, chats: Sequence[Chat]) -> list[tuple[list[int], list[int]]]:
         """Ids and kinds of each chat."""
         contents = [message.content for chat in chats for message in chat]
@@ -119,17 +123,18 @@ class Encoder:
     def recall_batch(
         self,
         rng: Random,
-        tokens: int,
+        budget: int,
         length: int,
         style: RecallStyle,
         weights: Weights,
     ) -> Batch:
-        """About `tokens` tokens of recall chats in rows of `length`."""
+        """About `budget` tokens of recall chats in rows of `length`, a few of them short."""
         chats: list[Chat] = []
-        for _ in range(max(1, tokens // length)):
+        for _ in range(max(1, budget // length)):
             full = rng.random() < 0.7
             share = rng.uniform(0.88, 0.97) if full else rng.uniform(0.3, 0.97)
-            chats.append(recall_chat(rng, int(length * share), style))
+            tokens = rng.randint(40, 100) if rng.random() < 0.08 else int(length * share)
+            chats.append(recall_chat(rng, tokens, style, self.measure))
         return self.batch(chats, length, weights, rng)
 
     def prose_batch(self, rng: Random, tokens: int, length: int, sums: float) -> Batch:

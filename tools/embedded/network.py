@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ class Shape:
     kv_heads: int = 2
     head_size: int = 64
     inner: int = 512
-    rope_theta: float = 100_000.0
+    rope_theta: float = 10_000_000.0
     norm_eps: float = 1e-5
     positions: int = 4608
 
@@ -154,8 +155,6 @@ class Network(nn.Module):
                 out = name.endswith(("o.weight", "down.weight"))
                 deviation = 0.03 / (2 * self.shape.layers) ** 0.5 if out else 0.03
                 nn.init.normal_(weight, std=deviation)
-        with torch.no_grad():
-            sketch_lookup(self)
 
     def layers(self) -> list[Block]:
         """The layers, first to last."""
@@ -176,72 +175,40 @@ class Network(nn.Module):
         return functional.linear(hidden, self.embed.weight)
 
 
-def _rows(count: int, size: int) -> Tensor:
-    """Random orthonormal rows."""
-    return torch.linalg.qr(torch.randn(size, count)).Q.T
+HF_PARTS = {
+    "norm_in": "input_layernorm",
+    "norm_mid": "post_attention_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
 
 
-def sketch_lookup(network: Network) -> None:
-    """Start the first two layers near a circuit that looks a value up by its name.
-
-    From plain noise, a small model first learns shortcuts and stays at them for millions of
-    tokens. Here each head of the first layer starts by looking a fixed number of places back
-    (by the angles of the rotary embedding, along a direction that all embeddings share) and
-    copies what it sees into a slot of its own. The second layer's heads start by comparing
-    slots of the asking place with slots of earlier places, and copy the token they find.
-    Training does the rest.
-    """
-    shape = network.shape
-    size, half, groups = shape.head_size, shape.head_size // 2, shape.heads // shape.kv_heads
-    shared = _rows(1, shape.hidden)[0]
-    network.embed.weight += 0.03 * shape.hidden**0.5 * shared
-    back, look = network.layers()[:2]
-    read = _rows(size, shape.hidden)
-    read -= torch.outer(read @ shared, shared)
-    slots = _rows(shape.heads * size, shape.hidden).view(shape.heads, size, shape.hidden)
-    turns = shape.rope_theta ** -(torch.arange(10) * 2 / size)
-    slow = torch.zeros(size, size)
-    near = _rows(half, size)
-    slow[half // 2 : half], slow[half + half // 2 :] = near[: half // 2], near[half // 2 :]
-    copies = _rows(shape.kv_heads * size, shape.hidden).view(shape.kv_heads, size, shape.hidden)
-    for head in range(shape.heads):
-        angles = torch.zeros(size)
-        angles[:10] = torch.cos((head + 1) * turns)
-        angles[half : half + 10] = -torch.sin((head + 1) * turns)
-        place = slice(head * size, (head + 1) * size)
-        back.q.weight[place] += torch.outer(0.5 * angles, shared)
-        back.o.weight[:, place] += 0.06 * slots[head].T
-        look.q.weight[place] += 2.0 * slow @ slots[head % groups]
-        look.o.weight[:, place] += 0.15 * copies[head // groups].T
-    level = torch.zeros(size)
-    level[:10] = 0.5
-    for kv in range(shape.kv_heads):
-        place = slice(kv * size, (kv + 1) * size)
-        back.k.weight[place] += torch.outer(level, shared)
-        back.v.weight[place] += read
-        look.k.weight[place] += 2.0 * slow @ slots[kv + 1]
-        look.v.weight[place] += copies[kv]
-
-
-def hf_weights(network: Network, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights under the names of `LlamaForCausalLM`."""
-    names = {
-        "norm_in": "input_layernorm",
-        "norm_mid": "post_attention_layernorm",
-        "q": "self_attn.q_proj",
-        "k": "self_attn.k_proj",
-        "v": "self_attn.v_proj",
-        "o": "self_attn.o_proj",
-        "gate": "mlp.gate_proj",
-        "up": "mlp.up_proj",
-        "down": "mlp.down_proj",
-    }
+def _weights_by_hf_name(network: Network) -> dict[str, nn.Parameter]:
+    """The parameters under the names of `LlamaForCausalLM`."""
     weights = {
         "model.embed_tokens.weight": network.embed.weight,
         "model.norm.weight": network.norm.weight,
     }
     for index, block in enumerate(network.layers()):
         for part, weight in block.named_parameters():
-            layer = names[part.removesuffix(".weight")]
+            layer = HF_PARTS[part.removesuffix(".weight")]
             weights[f"model.layers.{index}.{layer}.weight"] = weight
-    return {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in weights.items()}
+    return weights
+
+
+def hf_weights(network: Network, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights under the names of `LlamaForCausalLM`."""
+    named = _weights_by_hf_name(network)
+    return {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in named.items()}
+
+
+def read_hf_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
+    """Give the network the weights of a `LlamaForCausalLM` of the same shape."""
+    with torch.no_grad():
+        for name, weight in _weights_by_hf_name(network).items():
+            weight.copy_(weights[name])

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from random import Random
+from string import ascii_lowercase
 
 from tools.embedded.chats import (
     TURN_TOKENS,
@@ -17,6 +18,7 @@ from tools.embedded.chats import (
     user,
 )
 from tools.embedded.small_talk import TALK
+from tools.embedded.strange import FOREIGN, ODD_FORMS, SMALL_WORDS, TOPICS
 from tools.embedded.words import (
     ADJECTIVES,
     ANIMALS,
@@ -100,7 +102,7 @@ def _story_end(rng: Random, name: str, thing: str) -> str:
 
 
 def story(rng: Random, animal: str | None = None) -> str:
-    """A tiny story of four to eight sentences with one animal, one person and one thing."""
+    """A tiny story of three to six sentences with one animal, one person and one thing."""
     name, place, thing = rng.choice(NAMES), rng.choice(PLACES), rng.choice(THINGS)
     animal = animal or rng.choice(ANIMALS)
     kind, colour = with_article(rng.choice(ADJECTIVES)), rng.choice(COLOURS)
@@ -119,19 +121,45 @@ def story(rng: Random, animal: str | None = None) -> str:
             f"{name} had a {colour} {thing}, and the {animal} liked it very much.",
         )
     )
-    walk = rng.choice(
-        (
-            f"They walked through the {place} and looked everywhere.",
-            f"So {name} and the {animal} sat down and talked about it.",
-            f"They played all day, until the sun went down behind the {rng.choice(PLACES)}.",
-            "The rain began to fall, but they were not afraid.",
-        )
-    )
-    return f"{begin} {middle} {walk} {_story_end(rng, name, thing)}"
+    return f"{begin} {middle} {_story_end(rng, name, thing)}"
+
+
+SUM_FORMS = (
+    *("What is {}?", "What's {}?", "How much is {}?", "What does {} make?", "Do you know what {} is?"),
+    *("{}", "{}?", "{}.", "{} =", "{} = ?", "{}=", "{}=?", "{} is?", "{} equals?", "{} equals what?"),
+    *("Calculate {}.", "Compute {}.", "Solve {}.", "Please work out {}.", "Tell me {}.", "Can you add {}?"),
+    *("And {}?", "What is the result of {}?", "Answer this: {}", "Sum: {}", "Can you tell me what {} is?"),
+)
+"""Ways to ask for the value of an expression."""
+
+SMALL_SUM = 20
+"""Sums up to here are a quarter of all exchanges about numbers, so that every one is learned by heart."""
+
+
+def _expression(rng: Random, a: int, sign: str, word: str, b: int) -> str:
+    """An expression as people type it, with and without spaces, with a sign or a word."""
+    forms = (f"{a} {sign} {b}", f"{a}{sign}{b}", f"{a} {word} {b}")
+    return rng.choice(forms) if rng.random() < 0.95 else rng.choice((f"{a} {sign}{b}", f"{a}{sign} {b}"))
+
+
+def _small_sum(rng: Random) -> Pair:
+    """A sum of two numbers whose result is at most `SMALL_SUM`."""
+    a = rng.randint(0, SMALL_SUM)
+    b = rng.randint(0, SMALL_SUM - a)
+    if rng.random() < 0.5:
+        a, b = b, a
+    if rng.random() < 0.1:
+        form = rng.choice(("Add {} and {}.", "What is the sum of {} and {}?", "Add {} to {}."))
+        question = form.format(a, b)
+    else:
+        question = rng.choice(SUM_FORMS).format(_expression(rng, a, "+", "plus", b))
+    return question, f"{a} plus {b} is {a + b}."
 
 
 def _sum(rng: Random) -> Pair:
     """A small sum, difference or product, with a full-sentence answer."""
+    if rng.random() < 0.5:
+        return _small_sum(rng)
     kind = rng.choice("+-*")
     if kind == "*":
         a, b = rng.randint(0, 10), rng.randint(0, 10)
@@ -143,11 +171,13 @@ def _sum(rng: Random) -> Pair:
     else:
         a, b = rng.randint(0, 50), rng.randint(0, 50)
         word, result = "plus", a + b
-    expression = rng.choice((f"{a} {kind} {b}", f"{a} {word} {b}"))
-    question = rng.choice(("What is {}?", "How much is {}?", "{} = ?", "Calculate {}.", "Please work out {}.")).format(
-        expression
-    )
+    question = rng.choice(SUM_FORMS).format(_expression(rng, a, kind, word, b))
     return question, f"{a} {word} {b} is {result}."
+
+
+def _series(first: int, last: int) -> str:
+    """The numbers from first to last, as a sentence."""
+    return ", ".join(map(str, range(first, last + 1))) + "."
 
 
 def _count(rng: Random) -> Pair:
@@ -155,8 +185,18 @@ def _count(rng: Random) -> Pair:
     first = rng.randint(1, 20)
     if rng.random() < 0.4:
         return f"What number comes after {first}?", f"The number after {first} is {first + 1}."
+    if rng.random() < 0.3:
+        first = 1
     last = first + rng.randint(2, 9)
-    return f"Count from {first} to {last}.", ", ".join(map(str, range(first, last + 1))) + "."
+    if rng.random() < 0.2:
+        last = rng.choice((20, 30, 50, 100, 1000))
+        ask = rng.choice((f"Count to {last}.", f"Count from 1 to {last}.", f"Can you count to {last}?"))
+        return ask, f"1, 2, 3, 4, 5 and so on, up to {last}."
+    if first == 1 and rng.random() < 0.5:
+        return rng.choice(("Count to {}.", "Can you count to {}?", "Please count to {}.")).format(last), _series(
+            1, last
+        )
+    return f"Count from {first} to {last}.", _series(first, last)
 
 
 def _world(rng: Random) -> Pair:
@@ -172,11 +212,21 @@ def _world(rng: Random) -> Pair:
         (
             (f"What is the capital of {country}?", _capital(country)),
             (f"Which city is the capital of {country}?", _capital(country)),
+            (f"{country}'s capital?", _capital(country)),
+            (f"What is {country}'s capital?", _capital(country)),
+            (f"Capital of {country}?", _capital(country)),
+            (f"Tell me the capital of {country}.", _capital(country)),
+            (f"Do you know the capital of {country}?", _capital(country)),
             (f"Where is {CAPITALS[country]}?", f"{CAPITALS[country]} is in {country}."),
             (f"What colour is {thing}?", f"{_first_upper(thing)} is {COLOUR_OF[thing]}."),
+            (f"What color is {thing}?", f"{_first_upper(thing)} is {COLOUR_OF[thing]}."),
+            (f"Which colour does {thing} have?", f"{_first_upper(thing)} is {COLOUR_OF[thing]}."),
             (f"What does the {animal} say?", f"The {animal} says {SOUNDS[animal]}."),
             (f"What sound does a {animal} make?", f"The {animal} says {SOUNDS[animal]}."),
             (f"What is the opposite of {left}?", f"The opposite of {left} is {right}."),
+            (f"Opposite of {left}?", f"The opposite of {left} is {right}."),
+            (f"What's the opposite of {left}?", f"The opposite of {left} is {right}."),
+            (f"Tell me the opposite of {left}.", f"The opposite of {left} is {right}."),
             (f"What day comes after {DAYS[day]}?", after),
             (f"Which day is after {DAYS[day]}?", after),
             (f"Which month comes after {MONTHS[month]}?", _next_month(month)),
@@ -215,6 +265,8 @@ def _copy(rng: Random) -> Pair:
             ),
             (f"{name} is {age} years old. How old is {name}?", f"{name} is {age} years old."),
             (f"My name is {name}.", f"Hello {name}. It is nice to meet you."),
+            (f"I am {name}.", f"Hello {name}. It is nice to meet you."),
+            (f"Say {words[0]}.", f"{_first_upper(words[0])}."),
             (f"Say hello to {name}.", f"Hello {name}!"),
         )
     )
@@ -253,41 +305,70 @@ def _strange(rng: Random) -> Pair:
     return question, rng.choice(UNKNOWN)
 
 
+def _letters(rng: Random, size: int) -> str:
+    """Random small letters."""
+    return "".join(rng.choice(ascii_lowercase) for _ in range(size))
+
+
 def _odd(rng: Random) -> Pair:
     """A question beyond the grammar, made of unknown words, and a polite refusal."""
-    words = ["".join(rng.choice(SYLLABLES) for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(1, 8))]
-    form = rng.choice(
-        (
-            "What is {}?",
-            "Explain {}.",
-            "Write a poem about {}.",
-            "Write code for {}.",
-            "Who is {}?",
-            "Why does {}?",
-            "How do I {}?",
-            "Translate {}.",
-            "Can you {}?",
-            "{}",
-            "{}?",
-        )
-    )
-    return form.format(" ".join(words)), rng.choice(UNKNOWN)
+    if rng.random() < 0.4:
+        words = [
+            "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(1, 4)))
+            if rng.random() < 0.6
+            else _letters(rng, rng.randint(1, 9))
+            for _ in range(rng.randint(1, 8))
+        ]
+    else:
+        words = rng.sample(TOPICS, rng.randint(1, 5))
+        if rng.random() < 0.5:
+            words = [part for word in words for part in (rng.choice(SMALL_WORDS), word)]
+    subject = " ".join(words)
+    roll = rng.random()
+    if roll < 0.1:
+        return rng.choice(FOREIGN), rng.choice(UNKNOWN)
+    if roll < 0.15:
+        signs = "".join(rng.choice("!?.,;:()[]{}<>#$%&*/+-=@^_~|") for _ in range(rng.randint(1, 8)))
+        return rng.choice((signs, f"{subject} {signs}")), rng.choice(UNKNOWN)
+    return rng.choice(ODD_FORMS).format(subject), rng.choice(UNKNOWN)
 
 
 def _talk(rng: Random) -> Pair:
     """A polite exchange from the table of small talk."""
     questions, answers = rng.choice(TALK)
-    question = rng.choice(questions)
-    if rng.random() < 0.15:
+    return rng.choice(questions), rng.choice(answers)
+
+
+def _casual(rng: Random, question: str) -> str:
+    """The question as somebody in a hurry types it: other case, punctuation, a greeting."""
+    roll = rng.random()
+    if roll < 0.3:
         question = question.lower()
-    return question, rng.choice(answers)
+    elif roll < 0.35:
+        question = question.upper()
+    roll = rng.random()
+    if roll < 0.4:
+        question = question.rstrip(".?!")
+    elif roll < 0.5:
+        question = question.rstrip(".?!") + rng.choice(("??", "!", " ?", "...", ".", "?", " please", ", please."))
+    if rng.random() < 0.1:
+        question = rng.choice(("Hi, ", "Hello! ", "Hey, ", "hi ", "Please, ", "OK. ", "So ", "Hello, ")) + question
+    return question
+
+
+COPIES = (_copy, _tell)
+"""Kinds whose answers repeat words of the question, which therefore stays as it is."""
 
 
 def question_and_answer(rng: Random) -> Pair:
     """One short exchange of any kind."""
-    kinds = (_sum, _sum, _count, _world, _world, _world, _copy, _tell, _odd, _strange, _talk, _talk)
-    question, answer = rng.choice(kinds)(rng)
-    return question, answer or question.partition(": ")[2]
+    kinds = (_sum, _sum, _sum, _count, _world, _world, _world, _copy, _tell, _odd, _odd, _strange, _talk, _talk, _talk)
+    write = rng.choice(kinds)
+    question, answer = write(rng)
+    answer = answer or question.partition(": ")[2]
+    if write not in COPIES and rng.random() < 0.4:
+        question = _casual(rng, question) or question
+    return question, answer
 
 
 def plain_text(rng: Random, tokens: int) -> Chat:
@@ -303,7 +384,9 @@ def sums_chat(rng: Random, tokens: int) -> Chat:
     """A chat of at most about `tokens` tokens (one exchange at least) of nothing but sums."""
     chat: Chat = ()
     while True:
-        question, answer = _sum(rng)
+        question, answer = _small_sum(rng) if rng.random() < 0.7 else _sum(rng)
+        if rng.random() < 0.3:
+            question = _casual(rng, question)
         longer = (*chat, user(question), assistant(answer))
         if chat and chat_tokens(longer) > tokens:
             return chat

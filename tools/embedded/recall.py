@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from string import ascii_lowercase
+from typing import Final
 
 from tools.embedded.chats import (
     TURN_TOKENS,
@@ -89,6 +91,16 @@ class RecallStyle:
     """The share of chats that put the facts into a system message or an earlier turn."""
     made_up: float = 0.0
     """The share of chats whose names include made-up words of several tokens."""
+    known: float = 0.5
+    """The largest share of names of the list in a chat with made-up names."""
+    letters: float = 0.6
+    """The share of made-up names that are drawn letter by letter; others can be pronounced."""
+    narrow: float = 0.0
+    """The share of names of letters that are drawn from three letters only, so that pairs of letters come again."""
+    alike: float = 0.1
+    """The share of made-up names that differ from another name of the chat in one letter or part."""
+    casual: float = 0.0
+    """The share of questions without a capital at the start or a mark at the end."""
     listed: float = 0.5
     """The share of chats that ask for many codes in one question."""
     drill: float = 0.0
@@ -106,18 +118,70 @@ def random_code(rng: Random) -> str:
     return f"{rng.randrange(10000):04d}"
 
 
-def made_up_name(rng: Random) -> str:
+SHORTEST_NAME: Final = 3
+LONGEST_NAME: Final = 9
+"""Letters of a made-up name."""
+
+
+def letter_name(rng: Random, letters: Sequence[str] = ascii_lowercase) -> str:
+    """A name of random letters that is not in the list of names."""
+    while True:
+        size = rng.randint(SHORTEST_NAME, LONGEST_NAME)
+        name = "".join(rng.choice(letters) for _ in range(size)).capitalize()
+        if name not in NAMES:
+            return name
+
+
+def spoken_name(rng: Random) -> str:
+    """A name that can be pronounced, of syllables or of consonants and vowels in turn."""
+    while True:
+        if rng.random() < 0.4:
+            name = "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 3)))
+        else:
+            kinds = ("bcdfghjklmnprstvwyz", "aeiou")
+            turn = rng.randrange(2)
+            size = rng.randint(SHORTEST_NAME, LONGEST_NAME)
+            name = "".join(rng.choice(kinds[(turn + place) % 2]) for place in range(size))
+        if name.capitalize() not in NAMES:
+            return name.capitalize()
+
+
+def _similar_name(rng: Random, name: str) -> str:
+    """A name that differs from another one in one letter, or in the letters after its first or before its last."""
+    other = rng.choice((letter_name, spoken_name))(rng).lower()
+    kind, half = rng.randrange(3), len(name) // 2
+    if kind == 0:
+        place = rng.randrange(len(name))
+        name = name[:place] + rng.choice(ascii_lowercase) + name[place + 1 :]
+    elif kind == 1:
+        name = name[: half + 1] + other
+    else:
+        name = other + name[half:]
+    return name[:LONGEST_NAME].capitalize()
+
+
+def made_up_name(rng: Random, style: RecallStyle = RecallStyle()) -> str:
     """A name that is in no list, of several tokens."""
-    return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 3))).capitalize()
+    if rng.random() >= style.letters:
+        return spoken_name(rng)
+    if style.narrow and rng.random() < style.narrow:
+        return letter_name(rng, rng.sample(ascii_lowercase, 3))
+    return letter_name(rng)
 
 
-def _names(rng: Random, count: int, made_up: bool) -> list[str]:
-    """Distinct names, at most as many as there are."""
-    if not made_up:
+def draw_names(rng: Random, count: int, style: RecallStyle) -> list[str]:
+    """At most `count` distinct names, as the style wants them."""
+    if rng.random() >= style.made_up:
         return rng.sample(NAMES, min(count, len(NAMES)))
-    invented = dict.fromkeys(made_up_name(rng) for _ in range(max(1, count // 2)))
-    known = rng.sample(NAMES, min(count - len(invented), len(NAMES)))
-    names = [*invented, *known]
+    known = min(int(count * style.known * rng.random()), len(NAMES))
+    names = rng.sample(NAMES, known)
+    invented: list[str] = []
+    for _ in range(max(1, count - known)):
+        if invented and rng.random() < style.alike:
+            invented.append(_similar_name(rng, rng.choice(invented)))
+        else:
+            invented.append(made_up_name(rng, style))
+    names = list(dict.fromkeys(names + invented))
     rng.shuffle(names)
     return names
 
@@ -133,8 +197,7 @@ def state_facts(
     A name is stated once, so each question has one answer. A budget too small for one
     fact still gets one.
     """
-    made_up = rng.random() < style.made_up
-    names = _names(rng, max(1, budget // 10), made_up)
+    names = draw_names(rng, max(1, budget // 10), style)
     share = rng.random() * style.filler
     forms = FACT_FORMS if rng.random() < style.paraphrase else FACT_FORMS[:1]
     mixed = rng.random() < 0.5
@@ -171,10 +234,19 @@ def _ask(rng: Random, fact: Fact, style: RecallStyle) -> str:
     """A question for one code."""
     varied = rng.random() < style.paraphrase
     form = rng.choice(QUESTION_FORMS) if varied else QUESTION_FORMS[0]
+    if rng.random() < style.casual:
+        form = form[0].lower() + form[1:] if form[0].isalpha() and rng.random() < 0.7 else form
+        form = form if rng.random() < 0.5 else form.rstrip("?.")
     return form.format(name=fact.name)
 
 
-def _rounds(rng: Random, facts: Sequence[Fact], budget: int, style: RecallStyle) -> list[tuple[str, str]]:
+def _rounds(
+    rng: Random,
+    facts: Sequence[Fact],
+    budget: int,
+    style: RecallStyle,
+    measure: Measure,
+) -> list[tuple[str, str]]:
     """Questions with their answers, within about `budget` tokens; at least one."""
     rounds: list[tuple[str, str]] = []
     listed = rng.random() < style.listed
@@ -189,7 +261,7 @@ def _rounds(rng: Random, facts: Sequence[Fact], budget: int, style: RecallStyle)
             fact = order.pop()
             question, answer = _ask(rng, fact, style), fact.state()
         rounds.append((question, answer))
-        budget -= rough_tokens(question) + rough_tokens(answer) + 2 * TURN_TOKENS
+        budget -= measure(question) + measure(answer) + 2 * TURN_TOKENS
     return rounds
 
 
@@ -210,7 +282,7 @@ def _with_text(rng: Random, text: str, rounds: list[tuple[str, str]], placed: bo
         opening = [system(f"{rng.choice(LEADS)} {text}"), user(first[0])]
     elif kind == "earlier":
         opening = [
-            user(f"{rng.choice(REQUESTS)} {text}"),
+            user(text if rng.random() < 0.3 else f"{rng.choice(REQUESTS)} {text}"),
             assistant(rng.choice(PROMISES)),
             user(first[0]),
         ]
@@ -240,7 +312,12 @@ DRILL_FORMS: tuple[str, ...] = (
 )
 
 
-def drill_chat(rng: Random, tokens: int) -> Chat:
+def drill_chat(
+    rng: Random,
+    tokens: int,
+    style: RecallStyle = RecallStyle(),
+    measure: Measure = rough_tokens,
+) -> Chat:
     """Names with short values, and then the same in another order.
 
     A value of one digit can only be found by its name. (The later digits of a long code can
@@ -249,24 +326,35 @@ def drill_chat(rng: Random, tokens: int) -> Chat:
     form = rng.choice(DRILL_FORMS)
     words = rng.random() < 0.3
     size = rough_tokens(form) + (0 if words else 1)
-    count = max(2, min(tokens // (2 * size), len(NAMES)))
-    names = rng.sample(NAMES, count)
-    values = (rng.choice(THINGS) if words else str(rng.randrange(10)) for _ in names)
-    lines = [form.format(name=name, value=value) for name, value in zip(names, values, strict=True)]
+    names = draw_names(rng, max(2, tokens // (2 * size)), style)
+    lines: list[str] = []
+    left = tokens // 2
+    for name in names:
+        value = rng.choice(THINGS) if words else str(rng.randrange(10))
+        lines.append(form.format(name=name, value=value))
+        left -= measure(" " + lines[-1])
+        if left < 0 and len(lines) > 2:
+            lines.pop()
+            break
     first = " ".join(lines)
     rng.shuffle(lines)
     return user(first), assistant(" ".join(lines))
 
 
-def recall_chat(rng: Random, tokens: int, style: RecallStyle = FULL_STYLE) -> Chat:
+def recall_chat(
+    rng: Random,
+    tokens: int,
+    style: RecallStyle = FULL_STYLE,
+    measure: Measure = rough_tokens,
+) -> Chat:
     """A chat of about `tokens` tokens whose last part asks for codes stated before it."""
     if rng.random() < style.drill:
-        return drill_chat(rng, tokens)
+        return drill_chat(rng, tokens, style, measure)
     # A short context needs many questions to teach much; a long one also comes with few.
     least = 0.3 if tokens < 800 else 0.03
     asked = max(30, int(tokens * style.asked * (least + (1 - least) * rng.random())))
-    text, facts = state_facts(rng, max(12, tokens - asked - 12), style)
-    rounds = _rounds(rng, facts, asked, style)
+    text, facts = state_facts(rng, max(12, tokens - asked - 12), style, measure)
+    rounds = _rounds(rng, facts, asked, style, measure)
     return _with_text(rng, text, rounds, rng.random() < style.placement)
 
 

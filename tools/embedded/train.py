@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,14 +21,18 @@ from random import Random
 
 import torch
 from safetensors.torch import save_file
-from torch import distributed
+from tokenizers import Tokenizer
+from torch import Tensor, distributed
 from torch._dynamo import config as dynamo_config
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
+from tiercel.embedded import MODEL_DIR
 from tools.embedded.batches import Batch, Encoder, Weights
 from tools.embedded.grammar import FULL_STYLE, RecallStyle
+from tools.embedded.muon import Muon
 from tools.embedded.network import Network, Shape, hf_weights
+from tools.embedded.sketch import sketch_lookup
 from tools.embedded.tokenizer import build_tokenizer, save_tokenizer
 
 PROSE_LENGTH = 256
@@ -49,28 +53,64 @@ class Stage:
     last_rate: float | None = None
     """The learning rate falls to this in a straight line; without it, it stays."""
     style: RecallStyle = field(default_factory=RecallStyle)
-    digit: float = 0.4
+    digit: float = 0.5
     """How much the loss counts the later digits of a code; the first digit counts 1."""
+    answer: float = 0.5
+    """How much the loss counts other tokens of an answer, among them those of names."""
     prose: int = 0
     """Tokens of prose beside each step's recall text."""
     sums: float = 0.0
     """The share of the prose that is nothing but sums."""
-    tokens: int = 8192
+    tokens: int = 4096
     """Tokens of recall text a step."""
 
 
-HALF_STYLE = replace(FULL_STYLE, made_up=0.0, filler=0.4, listed=0.5)
+UNSEEN = replace(FULL_STYLE, made_up=0.8, casual=0.2, paraphrase=0.8)
 
-MIXED = (256, 512, 1024, 1024, 2048, 4096)
+LONG = (512, 1024, 1024, 1024, 2048, 4096)
+MIXED = (256, 256, 512, 1024, 1024, 1024, 2048, 4096)
 
 STAGES: tuple[Stage, ...] = (
-    Stage("spark", (128,), 6000, until=0.9, style=RecallStyle(drill=0.5), tokens=4096),
-    Stage("short", (128, 256), 3000, until=0.95, style=RecallStyle(drill=0.1), tokens=4096),
-    Stage("middle", (128, 256, 512), 3000, until=0.95, style=HALF_STYLE, prose=1024),
-    Stage("long", (256, 512, 1024), 3000, until=0.96, style=FULL_STYLE, prose=2048),
-    Stage("mixed", MIXED, 600, rate=2e-3, last_rate=1e-3, style=FULL_STYLE, prose=2048),
-    Stage("settle", MIXED, 1200, rate=1e-3, last_rate=2e-5, style=FULL_STYLE, digit=1.0, prose=6144),
-    Stage("polish", MIXED, 450, rate=4e-4, last_rate=1e-5, style=FULL_STYLE, digit=1.0, prose=6144, sums=0.5),
+    Stage("spark", (256,), 50, rate=1e-3, style=UNSEEN, tokens=6144, prose=2048),
+    Stage("long", (256, 512, 1024), 150, rate=2e-3, style=UNSEEN, prose=4096),
+    Stage("settle", MIXED, 900, rate=2e-3, last_rate=2e-5, style=UNSEEN, digit=1.0, prose=4096, sums=0.4),
+    Stage(
+        "polish",
+        LONG,
+        400,
+        rate=8e-4,
+        last_rate=1e-5,
+        style=replace(UNSEEN, letters=0.8),
+        digit=1.0,
+        prose=2048,
+        sums=0.4,
+        tokens=6144,
+    ),
+    Stage(
+        "sharpen",
+        LONG,
+        700,
+        rate=1.2e-3,
+        last_rate=1e-5,
+        style=replace(UNSEEN, letters=0.8, alike=0.3),
+        digit=1.0,
+        prose=2048,
+        sums=0.4,
+        tokens=6144,
+    ),
+    Stage(
+        "spell",
+        LONG,
+        450,
+        rate=1e-3,
+        last_rate=1e-5,
+        style=replace(UNSEEN, made_up=0.9, letters=0.9, alike=0.3, narrow=0.3),
+        digit=1.0,
+        answer=1.0,
+        prose=3072,
+        sums=0.25,
+        tokens=6144,
+    ),
 )
 
 
@@ -91,21 +131,34 @@ class Progress:
 class Trainer:
     """The network, its optimisers and the stream of batches."""
 
-    def __init__(self, out: Path, seed: int, device: str, rank: int, ranks: int) -> None:
+    def __init__(
+        self,
+        out: Path,
+        seed: int,
+        device: str,
+        rank: int,
+        ranks: int,
+        compiled: bool = False,
+        renew: bool = False,
+    ) -> None:
         torch.manual_seed(seed)
         self.out, self.seed, self.device = out, seed, torch.device(device)
         self.rank, self.ranks = rank, ranks
-        self.tokenizer = build_tokenizer()
+        self.tokenizer = build_tokenizer() if renew else Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
         self.encoder = Encoder(self.tokenizer)
-        self.network = Network(Shape(vocab=self.tokenizer.get_vocab_size())).to(self.device)
-        # Each shape of a batch is compiled once; the usual limit is below their number.
-        dynamo_config.recompile_limit = 64
-        self.fast = torch.compile(self.network, dynamic=False)
+        network = Network(Shape(vocab=self.tokenizer.get_vocab_size()))
+        sketch_lookup(network, self.tokenizer)
+        self.network = network.to(self.device)
+        self.fast: Callable[[Tensor], Tensor] = self.network
+        if compiled:
+            # Each shape of a batch is compiled once; the usual limit is below their number.
+            dynamo_config.recompile_limit = 64
+            self.fast = torch.compile(self.network, dynamic=False)
         matrices = [weight for weight in self.network.blocks.parameters() if weight.ndim == 2]
         chosen = {id(weight) for weight in matrices}
         others = [weight for weight in self.network.parameters() if id(weight) not in chosen]
         self.optimisers: tuple[torch.optim.Optimizer, ...] = (
-            torch.optim.Muon(matrices, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+            Muon(matrices),
             torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0),
         )
         self.progress = Progress()
@@ -121,7 +174,7 @@ class Trainer:
 
     def rate(self, stage: Stage) -> float:
         """The learning rate of this step."""
-        warm = min(1.0, (self.progress.step + 1) / 100)
+        warm = min(1.0, (self.progress.step + 1) / 20)
         if stage.last_rate is None:
             return warm * stage.rate
         done = self.progress.stage_step / stage.steps
@@ -132,7 +185,7 @@ class Trainer:
         rng = Random(f"{self.seed} {stage.name} {step}")
         length = rng.choice(stage.lengths)
         rng = Random(f"{self.seed} {stage.name} {step} {self.rank}")
-        tokens, weights = stage.tokens // self.ranks, Weights(digit=stage.digit)
+        tokens, weights = stage.tokens // self.ranks, Weights(answer=stage.answer, digit=stage.digit)
         batches = [self.encoder.recall_batch(rng, tokens, length, stage.style, weights)]
         if stage.prose:
             batches.append(self.encoder.prose_batch(rng, stage.prose // self.ranks, PROSE_LENGTH, stage.sums))
@@ -149,7 +202,7 @@ class Trainer:
                 yield ready
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self.device.type == "cpu" and not torch.backends.mkldnn.is_available():
+        if self.device.type == "cpu" and not torch.cpu._is_amx_tile_supported():
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
@@ -181,7 +234,7 @@ class Trainer:
 
     def take_step(self, stage: Stage, batches: list[Batch]) -> None:
         """One step of the optimisers."""
-        now, keep = self.progress, 0.98 if self.progress.stage_step > 50 else 0.9
+        now, keep = self.progress, 0.95 if self.progress.stage_step > 20 else 0.8
         results = [self._backward(batch) for batch in batches]
         for index, (loss, right) in enumerate(self._share(results)):
             if index:
@@ -204,7 +257,7 @@ class Trainer:
         for batches in self.stream(stage):
             self.take_step(stage, batches)
             tokens += self.ranks * sum(batch.ids.numel() for batch in batches)
-            if now.stage_step % 50 == 0:
+            if now.stage_step % 10 == 0:
                 passed, since = time.monotonic() - since, time.monotonic()
                 now.seconds += passed
                 self.say(
@@ -214,9 +267,9 @@ class Trainer:
                     f"seconds {now.seconds:.0f}"
                 )
                 tokens = 0
-            if now.stage_step % 250 == 0:
+            if now.stage_step % 50 == 0:
                 self.save()
-            if now.stage_step >= 100 and now.accuracy >= stage.until:
+            if now.stage_step >= 80 and now.accuracy >= stage.until:
                 break
         now.stage, now.stage_step = now.stage + 1, 0
         self.save()
@@ -272,7 +325,9 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
     if ranks > 1:
         meeting = f"file://{(arguments.out / 'store').resolve()}"
         distributed.init_process_group("gloo", meeting, rank=rank, world_size=ranks)
-    trainer = Trainer(arguments.out, arguments.seed, arguments.device, rank, ranks)
+    trainer = Trainer(
+        arguments.out, arguments.seed, arguments.device, rank, ranks, arguments.compile, arguments.new_tokenizer
+    )
     if arguments.resume:
         trainer.load()
     trainer.run()
@@ -288,7 +343,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="checkpoints, log and model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action="store_true", help="compile the network: pays in long runs on idle cores")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--new-tokenizer", action="store_true", help="build one from the grammar as it is now")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
     arguments = parser.parse_args()
