@@ -117,7 +117,9 @@ def test_facts_are_told_apart_by_name_and_value_and_not_by_their_order() -> None
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), object(), b"bytes", torch.float32, GridLimits(1, 2, 3, 4)], ids=str
+    "value",
+    [float("nan"), float("inf"), object(), b"bytes", torch.float32, GridLimits(1, 2, 3, 4)],
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_fact_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
