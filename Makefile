@@ -29,6 +29,9 @@ MINUTES ?=
 SOAK ?=
 WORKERS ?= 3
 
+# Processes that tests start read the bytecode of the first one, and do not compile hundreds of modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet

@@ -11,7 +11,7 @@ import pytest
 
 from tiercel.cli.main import main
 from tiercel.device.volume import open_volume
-from tiercel.device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, slot_bytes
+from tiercel.device.volume_format import ALIGN, FORMAT_VERSION, JOURNAL_NAME, VOLUME_NAME, slot_bytes
 from tiercel.kv_folder import LOCK_NAME
 
 Captured = pytest.CaptureFixture[str]
@@ -42,7 +42,7 @@ def test_inspect_prints_the_contents_of_a_folder(folders: tuple[Path, Path], cap
     assert first["folder"] == str(folders[0])
     assert (first["used"], second["used"]) == (5, 5)
     assert (first["stripe"], second["stripe"], first["stripes"]) == (0, 1, 2)
-    assert (first["block_bytes"], first["format_version"], first["opens"]) == (BLOCK, 1, 1)
+    assert (first["block_bytes"], first["format_version"], first["opens"]) == (BLOCK, FORMAT_VERSION, 1)
     assert first["fingerprint"] == b"kind".hex()
     assert first["slots"] == second["slots"]
     assert (first["journal"], second["journal"]) == ("clean", "in the first folder")

@@ -3,10 +3,13 @@
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.daemon import daemon
 from tests.e2e.prompts import ONE_THREAD
 
 
+@pytest.mark.slow
 def test_connections_wait_in_the_socket_of_systemd_while_the_daemon_restarts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -129,6 +129,7 @@ def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("has_url", fast_and_slow([True], [False]))
+@pytest.mark.slow
 def test_run_batch_answers_every_line(tmp_path: Path, has_url: bool) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(lines(12) + b"{\n" + lines(1))

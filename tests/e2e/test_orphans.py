@@ -36,6 +36,7 @@ def test_an_engine_that_loads_ends_with_its_http_process(tmp_path: Path) -> None
         wait_gone(engine)
 
 
+@pytest.mark.slow
 def test_an_idle_engine_ends_with_its_http_process(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
         engine = running.engine_pid()
@@ -43,6 +44,7 @@ def test_an_idle_engine_ends_with_its_http_process(tmp_path: Path) -> None:
         wait_gone(engine)
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_ends_with_its_http_process(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
         engine = running.engine_pid()

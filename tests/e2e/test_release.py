@@ -36,6 +36,7 @@ class ReleasingEngine(HandEngine):
                     return message.is_released
 
 
+@pytest.mark.slow
 def test_another_engine_finds_what_the_first_has_written_and_the_first_serves_on(tmp_path: Path) -> None:
     settings = EngineSettings(
         model=str(MODEL_DIR), num_gpu_blocks_override=300, threads=1, log_level="warning",

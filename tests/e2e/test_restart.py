@@ -62,6 +62,7 @@ def test_an_idle_daemon_persists_prefixes_served_once(tmp_path: Path, answers: d
         assert cached >= MIN_TOKENS
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_writing_to_disk(tmp_path: Path) -> None:
     with daemon(tmp_path, *disk_flags(tmp_path)) as running:
         running.process.send_signal(signal.SIGTERM)
@@ -114,6 +115,7 @@ def test_kill_9_during_writes_never_changes_an_answer(tmp_path: Path, answers: d
     assert found > 0
 
 
+@pytest.mark.slow
 def test_a_second_daemon_on_a_folder_exits_and_names_the_pid_of_the_first(tmp_path: Path) -> None:
     with daemon(tmp_path, *disk_flags(tmp_path)) as first:
         command = [TIERCEL, "serve", "--port", "0", *disk_flags(tmp_path)]
@@ -221,6 +223,7 @@ def test_a_restarted_engine_finds_the_host_tier_of_the_engine_before_it(
 
 
 @pytest.mark.parametrize("heard", fast_and_slow([1], [9, 20]))
+@pytest.mark.slow
 def test_an_object_whose_engine_was_killed_is_completed_by_the_next_one(
     inherited: InheritedResources, heard: int
 ) -> None:

@@ -231,6 +231,7 @@ def test_the_verb_drain_ends_a_daemon_when_its_streams_have_ended(tmp_path: Path
         assert "no daemon listens on" in nobody.stderr
 
 
+@pytest.mark.slow
 def test_the_control_socket_is_found_by_the_port(tmp_path: Path) -> None:
     variables = {"XDG_RUNTIME_DIR": str(tmp_path)}
     with daemon(tmp_path, *ONE_THREAD, variables=variables) as running:

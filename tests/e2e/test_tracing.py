@@ -25,6 +25,7 @@ def _attributes(span: Span) -> dict[str, int]:
     return {entry.key: entry.value.int_value for entry in span.attributes}
 
 
+@pytest.mark.slow
 def test_requests_are_logged_and_traced_without_their_texts(tmp_path: Path) -> None:
     with collector() as (url, spans):
         with daemon(tmp_path, *FLAGS, *SMALL, "--otlp-traces-endpoint", url) as running:

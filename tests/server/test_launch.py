@@ -235,6 +235,7 @@ def test_a_drain_finishes_streams_and_refuses_new_requests(model_folder: Path) -
         assert reader.lines[-1] == "data: [DONE]"
 
 
+@pytest.mark.slow
 def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_STEP_S": "0.05"}, shutdown_timeout_s=0.5) as server:
         server.await_url()
@@ -245,6 +246,7 @@ def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event(model_fold
         assert reader.lines[-1] == "data: [DONE]"
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_drain_at_once(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_STEP_S": "0.05"}) as server:
         server.await_url()
@@ -315,6 +317,7 @@ def test_the_request_that_kills_engines_is_failed_and_no_other(model_folder: Pat
         assert 'tiercel_stream_errors_total{reason="engine_crashed"} 1.0' in page
 
 
+@pytest.mark.slow
 def test_a_request_that_arrives_while_the_engine_is_restarted_is_served(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_LOAD_S": "1"}) as server:
         server.await_url()
@@ -326,6 +329,7 @@ def test_a_request_that_arrives_while_the_engine_is_restarted_is_served(model_fo
         assert httpx.post(f"{server.url}/v1/completions", json=text_body(), timeout=30).status_code == 200
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_started_for_a_moment_is_tried_again(model_folder: Path, tmp_path: Path) -> None:
     engine, away = tmp_path / "engine", tmp_path / "away"
     engine.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')

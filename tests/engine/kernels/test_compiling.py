@@ -203,6 +203,7 @@ def test_the_kernels_compile_and_need_little_shared_memory() -> None:
         assert made.shared_bytes <= 2048
 
 
+@pytest.mark.slow
 def test_inputs_are_read_from_the_host_16_bytes_at_a_time() -> None:
     compiled = compile_for_hopper([INPUTS_JOB])
     if compiled is None:
@@ -211,6 +212,7 @@ def test_inputs_are_read_from_the_host_16_bytes_at_a_time() -> None:
     assert "ld.global.v2.b64" in compiled[0].ptx
 
 
+@pytest.mark.slow
 def test_products_of_experts_use_tensor_cores_and_spill_no_registers() -> None:
     compiled = compile_for_hopper(PRODUCTS)
     if compiled is None:
@@ -225,6 +227,7 @@ def test_products_of_experts_use_tensor_cores_and_spill_no_registers() -> None:
 @pytest.mark.parametrize(
     "jobs", fast_and_slow([QUANTIZED], [OTHER_QUANTIZED]), ids=["those of common models", "all others"]
 )
+@pytest.mark.slow
 def test_quantised_products_use_tensor_cores_of_their_type_and_fit_a_processor(jobs: list[Job]) -> None:
     most_spilled = 0 if jobs is QUANTIZED else 32  # bytes of a thread; a few registers cost less than a smaller tile
     compiled = compile_for_hopper(jobs)

@@ -103,6 +103,7 @@ def load(cpu_class: str) -> tuple[str, str]:
 
 
 @needs_library
+@pytest.mark.slow
 def test_a_lower_class_can_be_forced() -> None:
     assert load("portable") == ("portable", "native kernels class=portable switched_off=-\n")
 

@@ -75,6 +75,7 @@ async def metric(server: Running, series: str) -> float:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("route", "body"), [(CHAT, chat_body()), (TEXT, text_body())])
+@pytest.mark.sampled(2)
 def test_a_deadline_that_passes_in_the_queue_is_504_and_others_go_on(
     model_folder: Path, route: str, body: Json, stream: bool
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_deadline_after_comments_is_an_error_event(model_folder: Path) -> None
     ("header", "stream", "holds"),
     [("0.02", False, True), ("0.02", True, False), ("NOT_GIVEN", False, False), ("-1", False, False)],
 )
+@pytest.mark.sampled(2)
 def test_the_read_timeout_of_the_sdks_bounds_whole_answers_a_second_later(
     model_folder: Path, header: str, stream: bool, holds: bool
 ) -> None:
@@ -230,6 +232,7 @@ def test_the_read_timeout_of_the_sdks_bounds_whole_answers_a_second_later(
 
 @pytest.mark.parametrize("route", [CHAT, TEXT, "/v1/responses", "/v1/messages"])
 @pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.sampled(2)
 def test_a_whole_answer_that_was_cut_is_a_200_only_for_a_client_that_asked(
     model_folder: Path, route: str, is_asked: bool
 ) -> None:
@@ -259,6 +262,7 @@ def test_a_whole_answer_that_was_cut_is_a_200_only_for_a_client_that_asked(
 @pytest.mark.parametrize(
     ("own_s", "limit"), [(None, "request_timeout"), (5.0, "request_timeout"), (2.0, "timeout"), (1.0, "timeout")]
 )
+@pytest.mark.sampled(2)
 def test_the_smallest_limit_holds(model_folder: Path, own_s: float | None, limit: str) -> None:
     async def test(server: Running, clock: ManualClock) -> None:
         headers = {"x-stainless-read-timeout": "600.0"}
