@@ -94,7 +94,7 @@ def check_end(number: int, tokens: list[int], reason: FinishReason) -> None:
         {"max_num_batched_tokens": 16, "enable_prefix_caching": False},
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_in_batches_and_chunks(alone: dict[int, list[int]], settings: dict[str, object]) -> None:
     one = open_bench(**settings)
     assert run_all(one) == alone

@@ -91,6 +91,7 @@ def test_a_batch_goes_on_after_the_daemon_was_killed_and_answers_each_line_once(
         assert {name: found[name] for name in few} == few
 
 
+@pytest.mark.slow
 def test_a_batch_survives_the_death_of_the_engine(tmp_path: Path) -> None:
     with daemon(tmp_path, *flags(tmp_path)) as running:
         batch_id = begin(running.http, lines(30))

@@ -13,6 +13,8 @@ import pytest
 
 from tests.e2e.daemon import Daemon, daemon
 
+pytestmark = pytest.mark.slow  # tests/server/api/test_deadlines.py has the same with a simulated engine
+
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPTS = {TEXT: {"prompt": "Once"}, CHAT: {"messages": [{"role": "user", "content": "Hello!"}]}}
 MOST_S = 30.0  # a timeout after which even a busy machine has computed a token
@@ -84,7 +86,7 @@ def test_choices_of_several_prompts_end_at_one_deadline(served: Daemon) -> None:
     served.assert_nothing_held()
 
 
-@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_in_the_queue_is_504_and_the_running_stream_goes_on(narrow: Daemon, stream: bool) -> None:
     before = narrow.metric("tiercel_timeouts_total")
     with occupied(narrow) as heard:
@@ -108,7 +110,6 @@ def test_clients_that_leave_at_their_deadlines_leave_nothing_behind(served: Daem
     served.assert_nothing_held()
 
 
-@pytest.mark.slow
 def test_swapped_out_sequences_end_at_their_deadline_and_free_their_blocks(tmp_path: Path) -> None:
     """Six sequences in a pool for about two: at their common deadline most of them are swapped out."""
     flags = ("--cpu-device-pool", "--num-gpu-blocks-override", "40", "--max-model-len", "480", "--kv-host-size", "64M")

@@ -5,6 +5,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.daemon import Daemon, daemon
 from tests.e2e.test_life import LONG, lines
 
@@ -28,6 +30,7 @@ def await_events(running: Daemon, name: str, count: int) -> list[dict[str, objec
     return found
 
 
+@pytest.mark.slow
 def test_a_stream_continues_while_policy_limits_and_log_level_change(tmp_path: Path) -> None:
     file = tmp_path / "tiercel.toml"
     file.write_text('scheduling-policy = "fair"\n')

@@ -185,6 +185,7 @@ def test_recall_survives_a_cache_that_is_too_small_for_all(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", fast_and_slow(["Q8_0"], ["F32", "Q4_0"]))
+@pytest.mark.slow
 def test_a_gguf_file_is_served_as_its_folder_is(kind: str, served: Daemon, tmp_path: Path) -> None:
     path = tmp_path / "embedded.gguf"
     write_embedded(path, kind)

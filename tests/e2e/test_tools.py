@@ -32,6 +32,7 @@ ASKED: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.slow
 def test_required_calls_are_valid_and_the_loop_goes_on(served: Daemon, stream: bool, choice: Any) -> None:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
         messages = list(ASKED)

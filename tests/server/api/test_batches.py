@@ -339,6 +339,7 @@ def test_an_upload_whose_client_leaves_or_stalls_leaves_nothing(model_folder: Pa
 
 
 @pytest.mark.parametrize("seed", [1, *fresh_seeds(1)])
+@pytest.mark.sampled(1)
 def test_hostile_uploads_get_no_server_error(model_folder: Path, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     right = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x\r\ncontent-disposition: ' + (

@@ -138,6 +138,7 @@ def test_every_reload_ends_however_wrong_the_file_is(folder: Path, manager: Mana
 
 
 @pytest.mark.parametrize("manager", ["path"], indirect=True)
+@pytest.mark.slow
 def test_the_watchdog_gets_pings_while_hung_engines_are_restarted(folder: Path, manager: Manager) -> None:
     with started(folder, manager, "stall-timeout = 1\n", FAKE_HANG_AT="0") as server:
         server.await_url()
