@@ -52,7 +52,7 @@ NOISE = 0.05
 OLDER = 0.8
 """The weight of the newest token where a comparison has several."""
 SCALE = 3.0
-"""What is written to the stream is that many times as large, so that single steps of training change less of it."""
+"""The factor of all that is written to the stream: single steps of training then change less of it."""
 
 
 @dataclass(frozen=True, slots=True)
