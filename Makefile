@@ -27,7 +27,7 @@ CLIENTS ?=
 TESTS ?= tests
 MINUTES ?=
 SOAK ?=
-WORKERS ?= 3
+WORKERS ?= 4
 
 # Processes that tests start read the bytecode of the first one, and do not compile hundreds of modules again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import cast
 
-from fastapi import Depends
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -15,7 +14,7 @@ from tiercel.errors import AdmissionError
 from tiercel.exposure import admin_host
 from tiercel.server.api.body_limit import BodyLimit
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import ApiRoute, make_router
+from tiercel.server.api.contract import ApiRoute, add_routes
 from tiercel.server.api.middleware import ErrorBoundary, RequestAccounting
 from tiercel.server.api.narrowing import BodyLimits
 from tiercel.server.api.openapi import DocumentedApp
@@ -91,8 +90,8 @@ def create_app(
     others = [route for _, _, routes in families for route in routes]
     families.append(("files", key, [*FileRoutes(context).routes(), *BatchRoutes(context, others).routes()]))
     for tag, guard, routes in families:
-        app.include_router(make_router(tag, routes), dependencies=[] if guard is None else [Depends(guard)])
-    app.include_router(UiRoutes(context, past or ServerPast(context), admin).router())
+        add_routes(app, tag, routes, guard)
+    UiRoutes(context, past or ServerPast(context), admin).add_to(app)
     documented = [route for _, _, routes in families for route in routes]
     check_root_path(settings.root_path, [*(route.path for route in documented), "/ui/data", "/docs", "/openapi.json"])
     app.document(documented, lambda: _body_limits(context))

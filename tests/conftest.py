@@ -83,26 +83,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kind = next((name for name in ("ray", "long", "slow") if item.get_closest_marker(name)), None)
         return kind is not None and kind not in (config.option.markexpr or "")
 
-    left_out = [item for item in items if is_unasked(item)]
+    left_out = {item for item in items if is_unasked(item)}
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _sample(items: list[pytest.Item]) -> None:
     """Leave a sampled test some cases, which are scattered over its parameters.
 
-    Of the others, twice as many are slow. Every run draws them anew, so that `make test-slow` sees all of them in time.
-    The rest is long.
+    Of the others and of those that are marked as slow, twice as many are slow. Every run draws them anew, so that
+    `make test-slow` sees all of them in time. The rest is long.
     """
     rng = run_random()
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+        if item.get_closest_marker("sampled"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_test in cases.values():
         count: int = of_test[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr] - it was looked for
-        others = sorted(of_test, key=lambda item: zlib.crc32(item.nodeid.encode()))[count:]
+        ordered = sorted(of_test, key=lambda item: zlib.crc32(item.nodeid.encode()))
+        fast = [item for item in ordered if not item.get_closest_marker("slow")][:count]
+        others = [item for item in ordered if item not in fast]
         rng.shuffle(others)
         for place, item in enumerate(others):
             item.add_marker("slow" if place < 2 * count else "long")

@@ -116,6 +116,7 @@ def finish(figure: "Figure", name: str, title: str, caption: str, alt: str) -> C
         axes.set_facecolor("none")
     FigureCanvasSVG(figure).print_svg(vector, metadata={"Date": None, "Creator": None})
     figure.set_facecolor("white")
+    figure.set_layout_engine("none")  # the same layout, which takes half of the time of a drawing
     FigureCanvasAgg(figure)
     figure.savefig(pixels, format="png", dpi=200, metadata={"Software": None})
     return Chart(name, title, caption, alt, _inline(vector.getvalue(), name), pixels.getvalue())

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Literal, cast, get_args, get_origin
 
-from fastapi import APIRouter
+from fastapi import Depends, FastAPI
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.server.http.failure import FaultBody
@@ -80,13 +81,24 @@ class ApiRoute:
     contract: Contract
 
 
-def make_router(tag: str, routes: Iterable[ApiRoute]) -> APIRouter:
-    """Return a router of these routes, without a guard. HEAD is answered wherever GET is, and not documented."""
-    router = APIRouter(tags=[tag])
+def add_routes(
+    app: FastAPI, tag: str, routes: Iterable[ApiRoute], guard: Callable[[Request], Awaitable[None]] | None
+) -> None:
+    """Add routes to an application, behind a guard if one is given.
+
+    HEAD is answered wherever GET is, and not documented. The routes belong to the application itself: those of a router
+    that it includes are built twice and matched more slowly.
+    """
+    guards = [] if guard is None else [Depends(guard)]
     for route in routes:
-        router.add_api_route(route.path, route.handler, methods=[route.method], response_model=None)
-        if route.method == "GET":
-            router.add_api_route(
-                route.path, route.handler, methods=["HEAD"], response_model=None, include_in_schema=False
+        methods = {route.method: True, "HEAD": False} if route.method == "GET" else {route.method: True}
+        for method, is_documented in methods.items():
+            app.router.add_api_route(
+                route.path,
+                route.handler,
+                methods=[method],
+                response_model=None,
+                tags=[tag],
+                dependencies=guards,
+                include_in_schema=is_documented,
             )
-    return router

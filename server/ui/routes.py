@@ -1,7 +1,10 @@
 """Routes of the page: its files are open, the dashboard snapshot needs a key."""
 
+from collections.abc import Awaitable, Callable, Sequence
+
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import Depends, FastAPI
+from fastapi.params import Depends as DependsOn
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -50,20 +53,28 @@ class UiRoutes:
         self._dashboard = Dashboard(context)
         self._guard = PageGuard(context.tenants)
 
-    def router(self) -> APIRouter:
-        """Return the routes; /ui/data and /ui/past have their guard."""
-        router = APIRouter(tags=["page"], include_in_schema=False)
-        router.add_api_route("/", self.root, methods=["GET", "HEAD"], response_model=None)
-        router.add_api_route("/ui", self.page, methods=["GET", "HEAD"], response_model=None)
-        router.add_api_route("/ui/", self.redirect, methods=["GET", "HEAD"], response_model=None)
-        router.add_api_route(
-            "/ui/data", self.data, methods=["GET", "HEAD"], response_model=None, dependencies=[Depends(self._guard)]
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes, which are not documented; /ui/data and /ui/past have their guard."""
+        guarded = [Depends(self._guard)]
+        self._add(app, "/", self.root)
+        self._add(app, "/ui", self.page)
+        self._add(app, "/ui/", self.redirect)
+        self._add(app, "/ui/data", self.data, guarded)
+        self._add(app, "/ui/past", self.past, guarded)
+        self._add(app, "/ui/{name:path}", self.file)
+
+    def _add(
+        self, app: FastAPI, path: str, handler: Callable[..., Awaitable[Response]], guards: Sequence[DependsOn] = ()
+    ) -> None:
+        app.router.add_api_route(
+            path,
+            handler,
+            methods=["GET", "HEAD"],
+            response_model=None,
+            tags=["page"],
+            dependencies=guards,
+            include_in_schema=False,
         )
-        router.add_api_route(
-            "/ui/past", self.past, methods=["GET", "HEAD"], response_model=None, dependencies=[Depends(self._guard)]
-        )
-        router.add_api_route("/ui/{name:path}", self.file, methods=["GET", "HEAD"], response_model=None)
-        return router
 
     async def root(self, request: Request) -> Response:
         """Redirect a browser to the page; tell other clients in one line what this is."""

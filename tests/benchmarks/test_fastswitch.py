@@ -15,12 +15,16 @@ from tiercel.errors import InvariantError
 
 FREQUENCY = 0.25  # updates per step: many switches in few steps
 TRACE = fastswitch_trace.conversations(16, seed=0, scale=0.15)
-BLOCKS = fastswitch_replay.budget_blocks(fastswitch_replay.endless(TRACE))
+
+
+@cache
+def num_blocks() -> int:
+    return fastswitch_replay.budget_blocks(fastswitch_replay.endless(TRACE))
 
 
 def replay(build: Build, pattern: Pattern = "random") -> Replay:
     """Return a replay that has not run."""
-    return Replay(TRACE, build, BLOCKS, fastswitch_trace.priorities(pattern, len(TRACE), 1), FREQUENCY)
+    return Replay(TRACE, build, num_blocks(), fastswitch_trace.priorities(pattern, len(TRACE), 1), FREQUENCY)
 
 
 @cache
@@ -32,6 +36,7 @@ def played(build: Build, pattern: Pattern = "random") -> tuple[Replay, Result]:
 
 @pytest.mark.parametrize("pattern", get_args(Pattern))
 @pytest.mark.parametrize("build", fast_and_slow([FULL], BUILDS[1:]), ids=lambda build: build.name)
+@pytest.mark.slow
 def test_priorities_that_change_under_way_change_no_token(build: Build, pattern: Pattern) -> None:
     one, result = played(build, pattern)
     assert result.wrong_turns == 0
@@ -71,10 +76,11 @@ def test_a_block_that_is_overwritten_under_way_is_noticed() -> None:
 
 
 def test_with_memory_for_everything_there_are_no_preemptions() -> None:
-    result = Replay(TRACE, FULL, 100 * BLOCKS, repeat([0.0] * len(TRACE)), 0.0).run()
+    result = Replay(TRACE, FULL, 100 * num_blocks(), repeat([0.0] * len(TRACE)), 0.0).run()
     assert result.preemptions == result.wrong_turns == 0
 
 
+@pytest.mark.slow
 def test_the_traces_agree_with_the_docstring() -> None:
     talks = fastswitch_trace.conversations(4000, seed=0)
     turns = [turn for talk in talks for turn in talk.turns]

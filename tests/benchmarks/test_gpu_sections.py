@@ -73,6 +73,7 @@ def test_our_attention_passes_its_own_check_in_the_interpreter(kind: str) -> Non
 
 
 @in_interpreter
+@pytest.mark.slow
 def test_our_ops_pass_their_own_checks_in_the_interpreter() -> None:
     assert kernels.ops_error(SMALL, torch.float32, CPU) < 1e-3
     assert kernels.ops_error(SMALL, torch.float16, CPU) < 6e-4  # queries and keys are rounded in the reference, too

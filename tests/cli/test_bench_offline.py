@@ -102,6 +102,7 @@ def test_the_time_of_the_loop_is_reported_in_parts(model: str) -> None:
     assert 0 < steps["device_share"] <= 1
 
 
+@pytest.mark.slow
 def test_a_saved_list_is_sent_again_unchanged(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     saved = throughput(model, *SMALL, "--random-range-ratio", "0.5", "--seed", "3", "--save-requests", "list.jsonl")
     requests = read_requests(Path("list.jsonl"))
@@ -115,6 +116,7 @@ def test_a_saved_list_is_sent_again_unchanged(model: str, capsys: pytest.Capture
     assert "--input-len: cannot be combined with --requests, whose file defines the requests" in line
 
 
+@pytest.mark.slow
 def test_the_prefix_cache_is_on_if_enabled(model: str) -> None:
     words = ("--random-prefix-len", "64", "--num-warmups", "0", *SMALL, "--max-num-seqs", "1")
     assert throughput(model, *words)["counters"]["prefix_hits"] == 0

@@ -51,6 +51,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(autouse=True)
+def measured_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rates of the machine are measured with one repetition."""
+    monkeypatch.setattr("tiercel.engine.measure.machine_rates._READ_BYTES", 1 << 20)
+    monkeypatch.setattr("tiercel.engine.measure.machine_rates.measure_machine.__defaults__", (0.001,))
+
+
 @pytest.fixture
 def llama(folders: Path, tmp_path: Path) -> Path:
     """A copy of the tiny Llama to spoil."""

@@ -139,7 +139,7 @@ def test_alone(reference: Reference, exact: Compare) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "grouped", "auto"])
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_sixteen_at_once(reference: Reference, exact: Compare, depth: int, attention: str) -> None:
     many = bench(reference, async_scheduling=bool(depth), attention_backend=attention, enable_prefix_caching=False)
     exact(many.greedy(reference.prompts, OUTPUTS))
@@ -149,7 +149,7 @@ def test_sixteen_at_once(reference: Reference, exact: Compare, depth: int, atten
 
 
 @pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 16, 512])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_chunked_prefill(reference: Reference, exact: Compare, chunk: int) -> None:
     chunked = bench(reference, long_prefill_token_threshold=chunk, max_num_batched_tokens=2048)
     exact(chunked.greedy(reference.prompts, OUTPUTS))

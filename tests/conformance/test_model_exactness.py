@@ -73,7 +73,7 @@ def expected_logits(twin: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("chunk", fast_and_slow([7, PROMPT], [1, 16]))
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 def test_logits_do_not_depend_on_how_a_prompt_is_sliced(
     twins: tuple[PreTrainedModel, Path], chunk: int, backend: str
 ) -> None:
@@ -112,7 +112,7 @@ def test_ragged_sequences_do_not_see_each_other(twins: tuple[PreTrainedModel, Pa
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(9)
 def test_greedy_tokens_are_those_of_generate(twins: tuple[PreTrainedModel, Path], backend: str) -> None:
     twin, folder = twins
     twin.generation_config.eos_token_id = None

@@ -99,7 +99,7 @@ def as_tensor(kind: str, raw: bytes) -> torch.Tensor:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", fast_and_slow([1], fresh_seeds(1)))
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(4)
 def test_log_probabilities_of_prompts_and_outputs(reference: Reference, way: str, seed: int) -> None:
     rng = random.Random(seed)
     one = bench(reference, **WAYS[way])
@@ -169,7 +169,7 @@ def test_a_resumed_prompt_goes_on_behind_the_positions_that_the_client_has(refer
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", fast_and_slow([2], fresh_seeds(1)))
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(4)
 def test_pooled_states(reference: Reference, way: str, seed: int) -> None:
     rng = random.Random(seed)
     one = bench(reference, **WAYS[way])

@@ -37,15 +37,19 @@ def arena_fd() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("mode", ["swap", "auto", "recompute"])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 def test_preempted_and_brought_back(reference: Reference, exact: Compare, mode: str) -> None:
     scale = reference.scale
     small = bench(
         reference, num_gpu_blocks_override=scale.small, cpu_device_pool=True, kv_host_bytes=scale.tier_bytes,
         preemption_mode=mode,
-        calibration_s=0.1,  # with predicted steps, plans wait for restores
+        calibration_s=0.0 if mode == "recompute" else 0.1,  # with predicted steps, plans wait for restores
     )  # fmt: skip
     for _ in range(2):
+        exact(small.greedy(reference.prompts, OUTPUTS))
+    for _ in range(6):  # on a busy machine, steps may be predicted with which no sequence has to give way
+        if small.gauges.preemptions_swap if mode == "swap" else small.gauges.preemptions:
+            break
         exact(small.greedy(reference.prompts, OUTPUTS))
     assert small.gauges.preemptions > 0
     if mode == "swap":
@@ -69,7 +73,7 @@ def test_prefixes_that_come_back_from_ddr(reference: Reference, exact: Compare) 
 
 
 @pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_prefixes_that_come_back_from_the_disk_after_a_restart(
     reference: Reference, exact: Compare, tmp_path: Path, apart: bool
 ) -> None:
@@ -90,7 +94,7 @@ def test_prefixes_that_come_back_from_the_disk_after_a_restart(
 
 
 @pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_a_new_engine_finds_the_blocks_in_shared_memory(
     reference: Reference, exact: Compare, arena_fd: int, apart: bool
 ) -> None:

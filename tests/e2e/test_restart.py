@@ -34,6 +34,7 @@ def disk_flags(folder: Path, size: str = "64M") -> tuple[str, ...]:
     return ("--kv-disk-path", str(folder / "kv"), "--kv-disk-size", size, *ONE_THREAD)
 
 
+@pytest.mark.slow
 def test_a_prompt_served_once_is_warm_after_a_restart(tmp_path: Path, answers: dict[str, str]) -> None:
     with daemon(tmp_path, *disk_flags(tmp_path)) as first:
         assert cached_tokens(first, PROMPTS[0]) == (answers[PROMPTS[0]], 0)

@@ -38,6 +38,7 @@ def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     _promtool("check", "config", tmp_path / "prometheus.yml")
 
 
+@pytest.mark.slow
 def test_promtool_finds_the_alerts_firing_when_they_should() -> None:
     _promtool("test", "rules", Path(__file__).parent / "rules_test.yml")
 

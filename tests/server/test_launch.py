@@ -182,6 +182,7 @@ def test_ctrl_c_while_the_engine_loads_is_no_death_of_an_engine(model_folder: Pa
         assert "engine_died" not in err and '"error"' not in err
 
 
+@pytest.mark.slow
 def test_a_slow_reader_is_logged_in_json_only(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_CONTEXT": "100000"}) as server:
         server.await_url()
@@ -488,6 +489,7 @@ def test_sighup_reloads_the_tenants_and_a_bad_file_changes_nothing(model_folder:
         assert "cannot be read: No such file" in refused[-1]
 
 
+@pytest.mark.slow
 def test_sighup_without_a_tenants_file_changes_nothing(model_folder: Path) -> None:
     with started(model_folder) as server:
         server.await_url()
@@ -561,6 +563,7 @@ def test_the_operators_routes_move_to_the_second_port(model_folder: Path) -> Non
             httpx.get(line[-1])
 
 
+@pytest.mark.slow
 def test_the_operators_routes_move_to_a_unix_socket(model_folder: Path, tmp_path: Path) -> None:
     path = str(tmp_path / "admin.sock")
     with started(model_folder, admin_uds=path, admin_key="boss") as server:

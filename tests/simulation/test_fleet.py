@@ -136,6 +136,7 @@ def test_a_bound_tenant_goes_to_its_engine_only() -> None:
     assert all(engine.tally.by_tenant[A].submitted for engine in fleet.engines)
 
 
+@pytest.mark.slow
 def test_a_bound_tenant_gets_its_share_with_weights_of_the_account_and_not_without() -> None:
     found, without = run_bound(4), run_bound(4, has_weights=False)
     assert found.least_part >= 0.9

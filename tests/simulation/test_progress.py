@@ -37,6 +37,7 @@ def test_no_mix_of_tenants_and_lengths_stops_the_work(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", fresh_seeds(1))
+@pytest.mark.slow
 def test_no_new_mix_stops_the_work(seed: int) -> None:
     check_progress(seed)
 

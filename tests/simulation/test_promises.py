@@ -71,6 +71,7 @@ def test_two_saturating_tenants_are_served_by_their_weights_in_any_window() -> N
     assert all(part == pytest.approx(0.25, rel=0.05) for part in shares.parts)
 
 
+@pytest.mark.slow
 def test_a_tenant_that_returns_gets_half_and_no_more() -> None:
     shares = run_returning(seconds=30.0, away_s=15.0)
     assert shares.parts

@@ -161,6 +161,7 @@ def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> N
             assert "wgmma.mma_async" in made.ptx  # the tensor cores of this generation
 
 
+@pytest.mark.slow
 def test_no_step_of_serving_waits_for_a_compiler() -> None:
     """The keys of 300 numbers of sequences: the prefill, and of the decode the partition, the parts, the merge."""
     shapes = [(8, 4, 128, "bfloat16"), (2, 7, 64, "bfloat16"), (4, 8, 72, "float16"), (3, 1, 20, "float32")]

@@ -107,21 +107,8 @@ PARTITIONS = {  # contexts, most shares: fewer than there are tiles, as many, mo
 }
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, *(pytest.param(one, marks=pytest.mark.slow) for one in (torch.float16, torch.bfloat16))]
-)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.slow
-            if name in ("uneven_1", "uneven_7", "uneven_22", "uneven_60", "one_1", "longest_last_5")
-            else (),
-        )
-        for name in PARTITIONS
-    ],
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", PARTITIONS)
 @pytest.mark.sampled(2)
 def test_contexts_may_be_cut_anywhere(name: str, dtype: torch.dtype) -> None:
     pieces, shares = PARTITIONS[name]

@@ -192,6 +192,7 @@ JOBS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_and_need_little_shared_memory() -> None:
     compiled = compile_for_hopper(JOBS)
     if compiled is None:

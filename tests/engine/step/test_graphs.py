@@ -173,6 +173,7 @@ def test_the_kernels_give_the_same_in_graphs() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+@pytest.mark.slow
 def test_padding_may_read_nan_without_effect() -> None:
     from tiercel.engine.attention.triton import TritonAttention  # lazy: the interpreter must have been chosen
 

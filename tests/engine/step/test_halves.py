@@ -304,6 +304,7 @@ def test_a_cut_batch_has_the_tokens_of_the_whole(seed: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+@pytest.mark.slow
 def test_the_kernels_give_the_same_in_halves() -> None:
     from tiercel.engine.attention.triton import TritonAttention  # lazy: the interpreter must have been chosen
     from tiercel.engine.models.triton_ops import TritonOps  # lazy: as above

@@ -66,6 +66,7 @@ def test_admitted_requests_meet_their_goal_and_refused_ones_would_have_missed_it
     assert found.kept >= 0.7 * possible, found  # a gate that refuses everybody keeps every goal
 
 
+@pytest.mark.slow
 def test_without_the_goal_hardly_any_request_is_in_time() -> None:
     found, _ = verdict("fair", 0, None)
     assert found.refused == 0
