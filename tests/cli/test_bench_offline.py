@@ -233,6 +233,7 @@ def test_every_engine_flag_of_serve_is_there_and_none_of_http() -> None:
 
 @pytest.mark.parametrize("shown", fast_and_slow([b"0/1500"], [b"warming up"]))
 @pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_ctrl_c_ends_it_with_130_and_no_traceback(model: str, shown: bytes) -> None:
     """On a terminal, with its progress bar; also where the tests themselves run with Ctrl-C ignored."""
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

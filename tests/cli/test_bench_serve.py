@@ -96,6 +96,7 @@ def test_a_run_prints_the_report_and_writes_the_result_without_keys(
     assert json.loads(text)["command"][:3] == ["tiercel", "bench", "serve"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_run_and_partial_results_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     with stub_server("--default", "first=50 gap=50") as url:

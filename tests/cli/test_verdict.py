@@ -131,6 +131,7 @@ def settings_of(folder: Path, load_format: LoadFormat) -> EngineSettings:
 
 
 @pytest.mark.parametrize(("architecture", "kind", "extra", "words"), CASES)
+@pytest.mark.sampled(16)
 def test_check_and_the_engine_decide_alike(
     architecture: str, kind: str, extra: Fields, words: str, tmp_path: Path
 ) -> None:

@@ -313,13 +313,13 @@ def some_slow(seeds: Sequence[int], fast: int) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", some_slow(range(30), fast=10))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_every_request_ends_right_and_every_quota_holds_in_a_hostile_walk(seed: int) -> None:
     walk(seed)
 
 
 @pytest.mark.parametrize("seed", some_slow(fresh_seeds(20), fast=6))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_a_hostile_walk_with_a_new_seed(seed: int) -> None:
     walk(seed)
 

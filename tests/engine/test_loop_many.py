@@ -35,7 +35,7 @@ from tiercel.wire import Abort, Submit, ToEngine
 @pytest.mark.parametrize(
     "seed", [*range(3), 275, *fresh_seeds(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
 )
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 def test_random_work_in_blocks_of_one_token_gives_the_right_tokens(seed: int, mode: PreemptionMode) -> None:
     """The books work on arrays of blocks, over tiers whose transfers are divided and partly fail."""
     rng = random.Random(seed)
@@ -134,6 +134,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("host", [0, pytest.param(BLOCKS + 500, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_no_step_does_work_for_each_block_of_a_million_tokens(host: int) -> None:
     """Submitted, computed, aborted, admitted onto the cached prefix, preempted, spilled, restored, evicted, ended."""
     engine = Counted(host=host)

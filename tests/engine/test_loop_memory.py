@@ -82,6 +82,7 @@ class ShortBench(Bench):
 @PLACES
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", fast_and_slow(range(3), range(3, 8)))
+@pytest.mark.sampled(8)
 def test_with_any_memory_every_request_gets_the_right_tokens(seed: int, depth: int, is_at_launch: bool) -> None:
     rng = random.Random(seed)
     memory = rng.randrange(1, 24)
@@ -244,7 +245,7 @@ def test_the_log_contains_the_tokens_before_and_after(caplog: pytest.LogCaptureF
 @PLACES
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_over_three_tiers_a_shortage_loses_no_block(seed: int, depth: int, is_at_launch: bool) -> None:
     rng = random.Random(seed)
     bench = TierBench(blocks=24, host=60, disk=100, depth=depth, seqs=8, tokens=64)

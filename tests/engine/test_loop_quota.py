@@ -65,7 +65,7 @@ class QuotaBench(TierBench):
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 def test_tenants_stay_within_their_quotas_and_every_request_ends(seed: int, depth: int, mode: PreemptionMode) -> None:
     rng = random.Random(seed)
     bench = QuotaBench(rng, depth, mode)

@@ -141,7 +141,7 @@ class TierBench:
 @pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 10))])
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 def test_random_work_over_three_tiers_gives_the_right_tokens(seed: int, depth: int, mode: PreemptionMode) -> None:
     rng = random.Random(seed)
     verdicts = [Verdict.LANDED] * 12 + [Verdict.FAILED, Verdict.MISS, Verdict.LATE]

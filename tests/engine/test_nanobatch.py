@@ -77,6 +77,7 @@ class SplitBench(Bench):
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(15))
+@pytest.mark.sampled(20)
 def test_random_work_in_nano_batches_gives_the_right_tokens(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     bench = SplitBench(

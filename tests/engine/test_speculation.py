@@ -61,7 +61,7 @@ def test_any_proposals_give_exactly_the_right_tokens(seed: int, depth: int) -> N
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(4)
 def test_the_runner_checks_any_proposals(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     bench = GraphBench(

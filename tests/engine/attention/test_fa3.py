@@ -269,6 +269,7 @@ def test_splits_are_bounded(fake: ModuleType, pieces: list[tuple[int, int]], spl
     ],
     ids=["sinks", "float32", "int8", "fp8", "odd_head", "large_head", "large_block"],
 )
+@pytest.mark.sampled(3)
 def test_unsupported_layers_are_rejected_or_left_to_the_spare(
     fake: ModuleType, scene: Scene, params: AttentionParams, said: str
 ) -> None:

@@ -39,7 +39,7 @@ def attend(scene: Scene, params: AttentionParams, partition: Partition, form: De
 @pytest.mark.parametrize(
     "name", fast_and_slow(["uneven_2", "one_3", "mixed_6"], ["uneven_22", "one_64", "first_token_8"])
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_the_last_program_writes_what_the_second_kernel_would(name: str, params: AttentionParams) -> None:
     scene, shares, is_single = scene_of(name)
     partition = partition_contexts(scene.state, params.window, shares, SMALL, 2)
@@ -55,6 +55,7 @@ def test_the_last_program_writes_what_the_second_kernel_would(name: str, params:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.sampled(1)
 def test_merged_rows_are_rounded_once(dtype: torch.dtype) -> None:
     scene, shares, is_single = scene_of("uneven_22", dtype)
 

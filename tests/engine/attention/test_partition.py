@@ -105,6 +105,7 @@ def test_a_step_without_single_tokens_has_no_parts() -> None:
 
 
 @in_interpreter
+@pytest.mark.slow
 def test_a_step_is_cut_once_for_all_layers_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     launches: Counter[str] = Counter()
     run = InterpretedFunction.run
@@ -147,6 +148,7 @@ class AttentionAlone:
 @in_interpreter
 @pytest.mark.parametrize("form", [DecodeForm(), DecodeForm(folds_merge=True)])
 @torch.inference_mode()
+@pytest.mark.sampled(1)
 def test_a_graph_cuts_contexts_at_every_replay(form: DecodeForm) -> None:
     scene = Scene([(0, 1), (5, 1), (230, 1), (90, 1)], torch.float32)
     model, recorder = AttentionAlone(scene, form), FakeRecorder()

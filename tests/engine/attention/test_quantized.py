@@ -55,6 +55,7 @@ def special_rows(tokens: int, heads: int, head_dim: int, dtype: torch.dtype, see
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cache", CACHES, ids=NAMES)
 @pytest.mark.parametrize("seed", [0, *fresh_seeds(1)])
+@pytest.mark.sampled(5)
 def test_the_triton_store_writes_the_bytes_of_the_reference(cache: torch.dtype, dtype: torch.dtype, seed: int) -> None:
     draw = random.Random(seed)
     kv_heads, head_dim, block_size = draw.choice([1, 2, 3]), draw.choice([2, 20, 64]), draw.choice([1, 4, 16])
@@ -161,6 +162,7 @@ def test_a_backend_attends_over_8_bits(backend: str, step: str, name: str, cache
         for seed in ([3, *fresh_seeds(1)] if backend == "triton" else [0, *fresh_seeds(1)])
     ],
 )
+@pytest.mark.sampled(10)
 def test_a_backend_agrees_with_the_reference_on_random_ragged_steps(
     backend: str, cache: torch.dtype, seed: int
 ) -> None:

@@ -52,7 +52,7 @@ def place_by_torch(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (6, 2, 20), (5, 1, 128), (3, 3, 16)])
 @pytest.mark.parametrize("has_norms", [False, True])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 def test_heads_equal_those_of_torch(
     has_norms: bool, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:

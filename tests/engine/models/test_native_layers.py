@@ -202,7 +202,7 @@ def run_one_by_one(
 @pytest.mark.parametrize("cpu_class", CLASSES)
 @pytest.mark.parametrize("kind", PRECISIONS)
 @pytest.mark.parametrize("seed", fast_and_slow(fresh_seeds(1), [1]))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_quantized_layers_are_joined_beside_those_of_16_bits(
     folder: Path, cpu_class: CpuClass, kind: str, seed: int
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_lower_class_can_be_forced() -> None:
     assert load("portable") == ("portable", "native kernels class=portable switched_off=-\n")
 
 
+@pytest.mark.slow
 def test_the_kernels_can_be_switched_off() -> None:
     chosen, log = load("none")
 

@@ -54,6 +54,7 @@ def filled(params: list[SamplingParams], vocab_size: int, kernel: Kernel, link: 
         pytest.param(4100, torch.float32, marks=pytest.mark.slow),  # more than one tile
     ],
 )
+@pytest.mark.sampled(4)
 def test_rows_draw_the_same_with_and_without_the_kernel(vocab_size: int, dtype: torch.dtype, kernel: Kernel) -> None:
     rng = np.random.default_rng(vocab_size)
     params = [*PLAIN * 4, *(random_params(rng, vocab_size, greedy=row % 5 == 0) for row in range(16))]

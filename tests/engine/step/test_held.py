@@ -117,7 +117,7 @@ class HeldBench(GraphBench):
 @pytest.mark.parametrize("seed", fast_and_slow([1, *fresh_seeds(1)], range(100, 106)))
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize(("holds", "lane"), [(False, "inline"), (True, "inline"), (True, "late"), (True, "thread")])
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 def test_random_loads_get_the_tokens_of_each_request_alone(seed: int, depth: int, holds: bool, lane: str) -> None:
     rng = random.Random(seed)
     bench = HeldBench(

@@ -186,6 +186,7 @@ def _check(document: Tree, method: str, path: str, status: int, body: object, *,
         ("get", "/load", None, KEY, 200),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(16)
 def test_answers_match_their_documented_schema(
     method: str,
     path: str,
