@@ -9,7 +9,7 @@ import typer
 from tiercel.cli.admin import HERE, AdminKey, Url, call
 from tiercel.cli.config_page import reference
 from tiercel.cli.console import fail, print_table, warn
-from tiercel.cli.flags import with_settings
+from tiercel.cli.flags import make_command, with_settings
 from tiercel.config import resolve
 from tiercel.settings import SETTINGS
 from tiercel.settings_report import report_settings
@@ -31,10 +31,10 @@ _OWN = [
 ]
 
 
-def config_app(listing: str) -> typer.Typer:
-    """Return the verbs under `config`."""
+def config_app(listing: str, *, has_flags: bool = True) -> typer.Typer:
+    """Return the verbs under `config`. Without `has_flags` `show` has none, which saves time."""
     app = typer.Typer(help="Show or change the settings, with the source of each.", no_args_is_help=True)
-    app.command("show")(with_settings(show, listing, own=_OWN))
+    app.command("show")(with_settings(show, listing, own=_OWN) if has_flags else make_command(show, ()))
     app.command("get")(get)
     app.command("set")(set_values)
     app.command("reload")(reload)

@@ -4,6 +4,7 @@
 reader of standard output has ended, as that of `tiercel --help | head -1`, the code is 1 without a line.
 """
 
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -22,7 +23,7 @@ from tiercel.cli.config import config_app
 from tiercel.cli.console import fail, warn
 from tiercel.cli.drain import drain
 from tiercel.cli.engine import ENGINE_FLAGS, engine
-from tiercel.cli.flags import COMMON, help_listing, with_settings
+from tiercel.cli.flags import COMMON, Run, help_listing, make_command, with_settings
 from tiercel.cli.kv import kv_app
 from tiercel.cli.plan import plan_command
 from tiercel.cli.repeated_flags import refuse, watch_repeats
@@ -99,8 +100,13 @@ def _verb(words: list[str]) -> list[str]:
     return words[:2] if words[:2] in _NESTED else words[:1]
 
 
-def build_app(listing: str, verb: str) -> typer.Typer:
-    """Return the program with all verbs. `verb`: the one that runs; others are built without flags of their own."""
+def build_app(listing: str, verb: str | None = None) -> typer.Typer:
+    """Return the program with all verbs. With `verb`, the others have no flags of settings, which saves time."""
+
+    def add(run: Run, own: Sequence[inspect.Parameter] = ()) -> None:
+        name = run.__name__.replace("_", "-")
+        app.command(name)(with_settings(run, listing, own=own) if verb in (None, name) else make_command(run, ()))
+
     app = typer.Typer(
         help="Serve language models to many tenants over the OpenAI API.",
         add_completion=False,
@@ -108,19 +114,19 @@ def build_app(listing: str, verb: str) -> typer.Typer:
         rich_markup_mode="rich",
     )
     app.callback()(_root)
-    app.command()(with_settings(serve, listing))
-    app.command()(with_settings(engine, listing, own=ENGINE_FLAGS))
-    app.command()(with_settings(check, listing))
-    app.command()(with_settings(calibrate, listing))
-    app.command("run-batch")(with_settings(run_batch, listing, own=RUN_BATCH_FLAGS))
+    add(serve)
+    add(engine, ENGINE_FLAGS)
+    add(check)
+    add(calibrate)
+    add(run_batch, RUN_BATCH_FLAGS)
     app.command()(chat)
     app.command()(drain)
     app.command()(collect_env)
     app.command()(plan_command())
     app.command()(simulate_command())
-    app.add_typer(config_app(listing), name="config")
+    app.add_typer(config_app(listing, has_flags=verb in (None, "config")), name="config")
     app.add_typer(tenants_app(), name="tenants")
-    app.add_typer(bench_app(listing, has_flags=verb == "bench"), name="bench")
+    app.add_typer(bench_app(listing, has_flags=verb in (None, "bench")), name="bench")
     app.add_typer(kv_app(), name="kv")
     return app
 

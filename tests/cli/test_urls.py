@@ -17,7 +17,7 @@ _FLAGS = ("--url", "--base-url")
 _KEY = ["--admin-key", "k"]
 
 
-PROGRAM = get_command(build_app(COMMON, "bench"))
+PROGRAM = get_command(build_app(COMMON))
 
 
 def _verbs() -> dict[tuple[str, ...], str]:

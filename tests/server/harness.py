@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime
+import itertools
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -58,6 +59,29 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
 
+class PromptServer(QuietServer):
+    """A server that ends as soon as it is told to: uvicorn looks ten times a second, and then waits for a tenth."""
+
+    async def main_loop(self) -> None:
+        for tick in itertools.count():
+            if await self.on_tick(tick):
+                return
+            await asyncio.sleep(0.01)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        assert self.config.timeout_graceful_shutdown is not None
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                await self._wait_tasks_to_complete()
+        except TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel()
+
+
 def server_settings(model_folder: Path) -> ServerSettings:
     return ServerSettings(model=str(model_folder), served_model_names=(MODEL, "alias"), port=0)
 
@@ -104,7 +128,7 @@ async def running(
         ws="none",
         timeout_graceful_shutdown=2,
     )
-    server = QuietServer(config)
+    server = PromptServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     recording = asyncio.create_task(past.run())
     if wait:
