@@ -66,10 +66,10 @@ setup: $(READY)  ## create .venv, install tiercel and compile its CPU kernels; n
 serve: $(READY)  ## serve the embedded model on port 8000
 	@exec $(BIN)/tiercel serve --port 8000 $(ARGS)
 
-# The emulated kernels take half a minute to compile on one core, and the types as long on another one.
+# Lint and types take a minute on one core. The tests run beside them, once the emulated kernels are compiled.
 test: $(TEST_READY)  ## lint, types and all tests that need no browser and no Docker
-	@$(BIN)/python -m tests.engine.native.emulated & compiling=$$!; $(MAKE) lint; status=$$?; wait $$compiling; exit $$status
-	@$(MAKE) pytest
+	@$(MAKE) lint & linting=$$!; $(BIN)/python -m tests.engine.native.emulated && $(MAKE) pytest; status=$$?; \
+	wait $$linting || { echo "lint or types: see above" >&2; exit 1; }; exit $$status
 
 lint: $(TEST_READY)  ## ruff and pyright
 	$(BIN)/ruff check .

@@ -47,6 +47,7 @@ def test_priorities_that_change_under_way_change_no_token(build: Build, pattern:
     one.loop.check_integrity()
 
 
+@pytest.mark.slow
 def test_reuse_halves_the_blocks_swapped_out() -> None:
     written = {build: played(build)[1].swapped_bytes for build in (FULL, NO_REUSE)}
     assert written[FULL] <= fastswitch.MAX_SWAPPED * written[NO_REUSE]
@@ -93,6 +94,7 @@ def test_the_traces_agree_with_the_docstring() -> None:
     assert all(0 <= priority < 1 for row in rows for priority in row)
 
 
+@pytest.mark.slow
 def test_the_checks_of_idle_time_and_merged_copies_can_fail() -> None:
     full, off = played(FULL)[1], played(ALL_OFF)[1]
     assert full.is_rarely_idle and full.is_merged

@@ -556,6 +556,7 @@ def test_the_wait_of_inputs_is_that_beside_transfers_less_that_without(tmp_path:
 
 @in_interpreter
 @pytest.mark.parametrize("scheme", quantized_cases.SCHEMES)
+@pytest.mark.sampled(2)
 def test_quantised_products_pass_their_own_check_in_the_interpreter(scheme: str) -> None:
     shapes = (128, 256), (40, 96)
     assert quantized_cases.product_error(scheme, torch.float32, CPU, shapes, rows=(1, 20)) < 1e-4
@@ -589,6 +590,7 @@ def test_products_and_tiles_of_weights_of_4_bits_record_their_figures(tmp_path: 
 
 
 @pytest.mark.parametrize("name", quantized.CONFIGS)
+@pytest.mark.slow
 def test_steps_of_each_scheme_are_recorded_beside_those_of_bfloat16(
     name: str, tmp_path: Path, tiny: dict[str, object]
 ) -> None:

@@ -106,6 +106,7 @@ def test_in_batches_and_chunks(alone: dict[int, list[int]], settings: dict[str, 
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
+@pytest.mark.sampled(1)
 def test_preempted(alone: dict[int, list[int]], mode: str) -> None:
     one = open_bench(num_gpu_blocks_override=30, cpu_device_pool=True, kv_host_bytes=8 << 20, preemption_mode=mode,
                      max_model_len=256)  # fmt: skip

@@ -277,6 +277,7 @@ ROUNDED_ON_DEVICE = fast_and_slow(
 
 
 @pytest.mark.parametrize("case", [*((name, False) for name in WITH_ACTIVATIONS), *ROUNDED_ON_DEVICE])
+@pytest.mark.sampled(6)
 def test_rounded_activations_give_the_logits_of_a_model_that_rounds_the_same_values(
     case: tuple[str, bool], tmp_path: Path
 ) -> None:

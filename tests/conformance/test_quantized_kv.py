@@ -89,7 +89,7 @@ def arena_fd() -> Iterator[int]:
     ],
     ids=["together", "chunked", "chunked by blocks", "recomputed", "swapped"],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_tokens_are_those_of_each_sequence_alone(
     folder: Path, alone: dict[CacheDtype, list[list[int]]], cache: CacheDtype, settings: dict[str, object]
 ) -> None:
@@ -154,6 +154,7 @@ def test_a_new_engine_finds_its_blocks_in_shared_memory(
 
 @needs_library
 @pytest.mark.parametrize(("earlier", "later"), [("auto", "int8"), ("int8", "auto"), ("int8", "fp8")])
+@pytest.mark.sampled(2)
 def test_blocks_of_another_type_are_never_found(
     folder: Path,
     alone: dict[CacheDtype, list[list[int]]],

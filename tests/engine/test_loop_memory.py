@@ -291,4 +291,4 @@ class MemoryWalk(LoopWalk):
 
 
 TestMemoryWalk = MemoryWalk.TestCase
-TestMemoryWalk.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestMemoryWalk.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)

@@ -136,6 +136,7 @@ def say(
 @pytest.mark.parametrize(
     ("depth", "attention", "temperature"), [(0, "sdpa", 0.0), (1, "grouped", 0.0), (1, "sdpa", 0.8)]
 )
+@pytest.mark.sampled(1)
 def test_a_real_model_generates_the_same_in_nano_batches(
     folder: Path, depth: int, attention: AttentionName, temperature: float
 ) -> None:

@@ -75,6 +75,7 @@ def replaced(policy: PolicyName = "fair", **more: object) -> EngineSettings:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(2)
 def test_changing_the_policy_loses_no_sequence_in_any_state(seed: int) -> None:
     """The pool is small, so that at every change some sequences run, some wait and some are preempted."""
     rng = random.Random(seed)

@@ -56,6 +56,7 @@ def test_blocks_that_do_not_fit_into_ddr_are_far_or_lost() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("mode", ["swap", "recompute", "auto"])
+@pytest.mark.sampled(4)
 def test_every_completed_switch_has_a_prediction_and_an_outcome(mode: PreemptionMode, depth: int) -> None:
     bench = TierBench(mode=mode, depth=depth)
     for first in range(8):

@@ -190,7 +190,7 @@ def test_a_read_that_lands_after_its_request_was_preempted_again_is_not_held() -
 
 @pytest.mark.parametrize("is_reload", [False, True])
 @pytest.mark.parametrize("steps", range(1, 20))
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(5)
 def test_a_spill_never_evicts_blocks_that_a_restore_of_the_same_plan_reads(steps: int, is_reload: bool) -> None:
     bench = TierBench(blocks=64, host=8, seqs=8, tokens=64, chunk=8 if is_reload else 4, policy="fair", max_len=200)
     first, second = TenantId("q"), TenantId("r")

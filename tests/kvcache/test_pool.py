@@ -502,4 +502,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=100, deadline=None)
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=100, deadline=None)

@@ -292,4 +292,4 @@ class QueueAgainstList(RuleBasedStateMachine):
 
 
 TestQueueAgainstList = QueueAgainstList.TestCase
-TestQueueAgainstList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestQueueAgainstList.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -80,6 +80,7 @@ def started(
 
 
 @pytest.mark.parametrize("redirection", [">/dev/full 2>&1", ">&- 2>&- <&-"])
+@pytest.mark.sampled(1)
 def test_a_daemon_serves_though_nobody_can_read_what_it_says(model_folder: Path, redirection: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
@@ -522,6 +523,7 @@ def test_a_wrong_tenants_file_at_the_start_gives_one_line_and_exit_code_2(
         assert words in err
 
 
+@pytest.mark.slow
 def test_a_tenants_file_allows_other_hosts(model_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "tenants.yaml"
     file.write_text("tenants: [{name: acme, key: one}]")

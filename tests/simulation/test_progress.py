@@ -85,6 +85,7 @@ def test_prompts_that_fill_the_pool_one_by_one_all_end(policy: PolicyName) -> No
 
 
 @pytest.mark.parametrize("seed", [33, 47])
+@pytest.mark.sampled(1)
 def test_work_that_was_in_flight_at_a_preemption_counts_as_done_twice(seed: int) -> None:
     mix = draw_mix(seed, 600)
     simulation = Simulation(replace(mix.settings, policy="fair", async_depth=1), mix.tenants)

@@ -85,6 +85,7 @@ def test_under_fcfs_a_tenant_that_returns_gets_nothing_for_long() -> None:
     assert max(shares.parts) < 0.25
 
 
+@pytest.mark.slow
 def test_prefix_hits_are_those_of_longest_prefix_match() -> None:
     fair, yardstick = run_shared_prefixes(seconds=8.0), run_shared_prefixes(seconds=8.0, is_yardstick=True)
     assert yardstick.hit_rate > 0.5

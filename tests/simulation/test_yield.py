@@ -130,6 +130,7 @@ def test_without_the_mechanism_it_waits_for_up_to_two_long_steps() -> None:
     assert max(whole.seconds) > 8 * max(cut.seconds)
 
 
+@pytest.mark.slow
 def test_nothing_is_launched_behind_a_long_step_even_where_steps_are_short_of_the_goal() -> None:
     """Steps of 128 tokens, which take 130 ms, are whole."""
     whole, cut = (wait_for_slices(SLOW, yields=yields, step_tokens=128) for yields in (False, True))

@@ -75,7 +75,7 @@ def assert_agrees(out: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("backend", "step", "name"), CASES)
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(12)
 def test_a_backend_computes_attention(backend: str, step: str, name: str) -> None:
     device = DEVICES[backend]
     scene = Scene(STEPS[step], torch.float32, device=device)
@@ -95,7 +95,7 @@ def test_a_backend_computes_attention(backend: str, step: str, name: str) -> Non
         if backend != "triton" or KERNEL_DEVICE != CPU or name in ("plain", "window", "everything")
     ],
 )
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 def test_a_backend_stays_within_the_tolerance_of_its_dtype(backend: str, name: str, dtype: torch.dtype) -> None:
     device = DEVICES[backend]
     scene = Scene(STEPS["mixed"], dtype, device=device)

@@ -67,6 +67,7 @@ def test_merged_rows_are_rounded_once(dtype: torch.dtype) -> None:
 @in_interpreter
 @pytest.mark.parametrize("seed", fast_and_slow(range(2), range(2, 5)))
 @pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_the_program_that_ends_last(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import interpreter  # lazy: without a GPU only
 

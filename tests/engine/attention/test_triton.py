@@ -110,6 +110,7 @@ PARTITIONS = {  # contexts, most shares: fewer than there are tiles, as many, mo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", PARTITIONS)
 @pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_contexts_may_be_cut_anywhere(name: str, dtype: torch.dtype) -> None:
     pieces, shares = PARTITIONS[name]
     scene = Scene(pieces, dtype, device=KERNEL_DEVICE)

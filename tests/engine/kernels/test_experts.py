@@ -33,6 +33,7 @@ def expected(x: Tensor, chosen: Tensor, gate_ups: list[Tensor], downs: list[Tens
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("seed", [1, 2, *fresh_seeds(2)])
+@pytest.mark.sampled(5)
 def test_every_pair_gets_the_product_of_its_expert(seed: int, dtype: torch.dtype) -> None:
     rng = random.Random(seed)
     experts = rng.choice((1, 3, 8, 20))

@@ -132,6 +132,7 @@ def test_a_library_that_cannot_be_loaded_is_a_reason(content: bytes | None, tmp_
 @needs_library
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.9999])
 @pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_a_library_that_was_cut_off_is_a_reason(share: float, tmp_path: Path) -> None:
     path = tmp_path / "library.so"
     compiled = (FOLDER / LIBRARY_NAME).read_bytes()

@@ -173,6 +173,7 @@ def test_tokens_tied_with_the_last_kept_one_are_kept(cpu_class: CpuClass) -> Non
 
 
 @pytest.mark.parametrize("cpu_class", CLASSES)
+@pytest.mark.sampled(2)
 def test_frequencies_are_the_probabilities(cpu_class: CpuClass) -> None:
     count, vocab_size = 20_000, 40
     row = torch.randn(vocab_size, generator=torch.Generator().manual_seed(5))

@@ -121,6 +121,7 @@ def test_an_empty_subset_selects_no_rows() -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 2.5])
+@pytest.mark.sampled(6)
 def test_many_seeds_draw_the_same(temperature: float, kernel: Kernel) -> None:
     params = [SamplingParams(temperature=temperature, seed=seed * 104_729) for seed in range(64)]
     logits = random_logits(3, 1, 700).repeat(64, 1)
@@ -135,6 +136,7 @@ def test_many_seeds_draw_the_same(temperature: float, kernel: Kernel) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.sampled(6)
 def test_bad_rows_are_flagged_with_any_parameters(poison: float, kernel: Kernel) -> None:
     rng = np.random.default_rng(2)
     params = [*PLAIN, *(random_params(rng, 80) for _ in range(6))]

@@ -95,6 +95,7 @@ def reference_draw(logits, params, prompt, outputs, position):
 
 
 @pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.sampled(1)
 def test_draws_follow_the_slow_reference(greedy):
     rng = np.random.default_rng(7)
     close = 0

@@ -216,6 +216,7 @@ class RaggedBench(StepBench):
     fast_and_slow([("auto", 0), ("auto", 1), ("int4", 2)], [("auto", 2), ("int8", 0), ("int8", 1), ("int4", 1)]),
 )
 @pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_the_kernels_give_the_same_in_graphs(case: tuple[str, int]) -> None:
     quantization, seed = case
     recorder = FakeRecorder()

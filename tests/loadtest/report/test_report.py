@@ -174,6 +174,7 @@ def test_due_times_are_drawn_if_they_differ_from_send_times() -> None:
     assert "due: p99" not in first.svg
 
 
+@pytest.mark.slow
 def test_a_long_run_is_drawn_with_few_steps() -> None:
     run = example_run()
     line = run.timeline
@@ -220,6 +221,7 @@ def test_drawing_leaves_no_trace_in_matplotlib() -> None:
     assert ran.stdout == "True False\n"
 
 
+@pytest.mark.slow
 def test_the_same_result_gives_the_same_page(single_page: str, tmp_path: Path) -> None:
     assert single_page == write_report(one_tenant_run(), tmp_path).read_text(encoding="utf-8")
 

@@ -39,6 +39,7 @@ def by_figure(differences: list[Difference]) -> dict[str, Difference]:
     return {difference.figure: difference for difference in differences if not difference.tenant}
 
 
+@pytest.mark.slow
 def test_runs_of_the_same_kind_are_ties_as_often_as_the_intervals_predict() -> None:
     verdicts: list[ComparisonVerdict] = []
     for seed in range(10, 18):

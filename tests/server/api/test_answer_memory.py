@@ -123,6 +123,7 @@ def test_a_whole_answer_has_the_log_probabilities_of_the_stream(model_folder: Pa
     with_server(server_settings(model_folder), test, Script())
 
 
+@pytest.mark.slow
 def test_a_token_with_log_probabilities_costs_a_few_hundred_bytes(model_folder: Path) -> None:
     body = text_body(["a b c d"] * 8, n=8, max_tokens=150, logprobs=20, ignore_eos=True)
     with started(model_folder, {}) as server:

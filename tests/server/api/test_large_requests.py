@@ -47,6 +47,7 @@ async def each_turn(look: Callable[[], None]) -> AsyncIterator[None]:
         ("/v1/completions", text_body([[5]] * MAX_PROMPTS, max_tokens=1), MAX_PROMPTS),
     ],
 )
+@pytest.mark.sampled(1)
 def test_the_largest_request_of_the_document_is_taken_in_slices(
     model_folder: Path, path: str, body: dict[str, object], sequences: int
 ) -> None:

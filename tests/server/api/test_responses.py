@@ -287,6 +287,7 @@ REFUSED: list[tuple[dict[str, object], int, str]] = [
 @pytest.mark.parametrize(
     ("change", "status", "param"), REFUSED, ids=[f"{param}-{n}" for n, (_, _, param) in enumerate(REFUSED)]
 )
+@pytest.mark.sampled(12)
 def test_what_is_not_supported_is_refused_by_name(
     model_folder: Path, change: dict[str, object], status: int, param: str
 ) -> None:

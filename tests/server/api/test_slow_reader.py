@@ -59,7 +59,7 @@ def _waiting_bytes(server: Running) -> int:
 
 @pytest.mark.parametrize("n", [1, 8])
 @pytest.mark.parametrize("logprobs", LOGPROBS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_at_most_256_kib_and_a_step_wait_for_a_client_that_does_not_read(
     model_folder: Path, logprobs: int | None, n: int
 ) -> None:
