@@ -1,6 +1,6 @@
 """The ASGI application: routes and layers put together."""
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import cast
 
 from starlette.exceptions import HTTPException
@@ -14,7 +14,7 @@ from tiercel.errors import AdmissionError
 from tiercel.exposure import admin_host
 from tiercel.server.api.body_limit import BodyLimit
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import ApiRoute, add_routes
+from tiercel.server.api.contract import ApiRoute
 from tiercel.server.api.middleware import ErrorBoundary, RequestAccounting
 from tiercel.server.api.narrowing import BodyLimits
 from tiercel.server.api.openapi import DocumentedApp
@@ -38,6 +38,7 @@ from tiercel.server.batch.line import BATCH_ENDPOINTS
 from tiercel.server.batch.upload_form import FORM_BYTES
 from tiercel.server.http.admin_listener import AdminElsewhere, AdminListener, is_for_operator
 from tiercel.server.http.failure import http_error, on_admission_error
+from tiercel.server.http.guarded_route import RouteGuard
 from tiercel.server.http.host import HostCheck, accepted_hosts
 from tiercel.server.http.root_path import RootPath, check_root_path
 from tiercel.server.tenancy.auth import AdminGuard, Guard, MessagesGuard, MetricsGuard, ModelsGuard
@@ -75,7 +76,7 @@ def create_app(
     ]
     key, admin_key, metrics_key = Guard(context.tenants), AdminGuard(context.tenants), MetricsGuard(context.tenants)
     message_key, models_key = MessagesGuard(context.tenants), ModelsGuard(context.tenants)
-    families: list[tuple[str, Callable[[Request], Awaitable[None]] | None, list[ApiRoute]]] = [
+    families: list[tuple[str, RouteGuard | None, list[ApiRoute]]] = [
         ("operations", None, operations.open_routes()),
         ("operations", metrics_key, operations.metrics_routes()),
         ("operations", key, operations.guarded_routes()),
@@ -87,14 +88,14 @@ def create_app(
         ("text", key, TokenizeRoutes(context).routes()),
         ("admin", admin_key, AdminRoutes(context).routes()),
     ]
+    app.read_facts = lambda: _body_limits(context)
     others = [route for _, _, routes in families for route in routes]
     families.append(("files", key, [*FileRoutes(context).routes(), *BatchRoutes(context, others).routes()]))
     for tag, guard, routes in families:
-        add_routes(app, tag, routes, guard)
-    UiRoutes(context, past or ServerPast(context), admin).add_to(app)
-    documented = [route for _, _, routes in families for route in routes]
-    check_root_path(settings.root_path, [*(route.path for route in documented), "/ui/data", "/docs", "/openapi.json"])
-    app.document(documented, lambda: _body_limits(context))
+        app.add(tag, routes, guard)
+    app.router.routes += UiRoutes(context, past or ServerPast(context), admin).routes()
+    paths = [route.path for _, _, routes in families for route in routes]
+    check_root_path(settings.root_path, [*paths, "/ui/data", "/docs", "/openapi.json"])
     return app
 
 

@@ -1,12 +1,10 @@
 """Contracts of routes: the types of bodies and answers, which check and are sent, and which /openapi.json shows."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Literal, cast, get_args, get_origin
 
-from fastapi import Depends, FastAPI
-from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.server.http.failure import FaultBody
@@ -79,26 +77,3 @@ class ApiRoute:
     path: str
     handler: Callable[..., Awaitable[Response]]
     contract: Contract
-
-
-def add_routes(
-    app: FastAPI, tag: str, routes: Iterable[ApiRoute], guard: Callable[[Request], Awaitable[None]] | None
-) -> None:
-    """Add routes to an application, behind a guard if one is given.
-
-    HEAD is answered wherever GET is, and not documented. The routes belong to the application itself: those of a router
-    that it includes are built twice and matched more slowly.
-    """
-    guards = [] if guard is None else [Depends(guard)]
-    for route in routes:
-        methods = {route.method: True, "HEAD": False} if route.method == "GET" else {route.method: True}
-        for method, is_documented in methods.items():
-            app.router.add_api_route(
-                route.path,
-                route.handler,
-                methods=[method],
-                response_model=None,
-                tags=[tag],
-                dependencies=guards,
-                include_in_schema=is_documented,
-            )

@@ -1,11 +1,13 @@
 """/openapi.json: the routes as FastAPI describes them, with the queries, bodies and answers of their contracts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.routing import Match
@@ -14,6 +16,7 @@ from starlette.types import Scope
 from tiercel.server.api.contract import EVENTS, JSON, ApiRoute, Contract, QueryField, entry_type, members
 from tiercel.server.api.narrowing import BodyLimits, narrowing
 from tiercel.server.api.schemas.descriptions import FIELD_TEXTS
+from tiercel.server.http.guarded_route import GuardedRoute, RouteGuard
 
 _REF = "#/components/schemas/{}"
 _SCHEME = "key"
@@ -27,14 +30,23 @@ Document = dict[str, Any]  # Any: a JSON document
 class DocumentedApp(FastAPI):
     """A FastAPI application whose /openapi.json shows the contracts of its routes."""
 
-    contracts: Mapping[tuple[str, str], Contract] = {}
-    _read_facts: Callable[[], BodyLimits] = BodyLimits
+    read_facts: Callable[[], BodyLimits] = BodyLimits  # the limits of bodies that the document shows
     _facts: BodyLimits | None = None  # that the document was made with
 
-    def document(self, routes: Sequence[ApiRoute], read_facts: Callable[[], BodyLimits] = BodyLimits) -> None:
-        """Take over the contracts of routes that the application serves. `read_facts` returns the limits of bodies."""
-        self._read_facts = read_facts
-        self.contracts = {(_documented_path(route.path), route.method.lower()): route.contract for route in routes}
+    def __init__(self, **options: Any) -> None:  # Any: the options of FastAPI
+        super().__init__(**options)
+        self._documented: list[tuple[str, ApiRoute]] = []  # with their tags
+
+    def add(self, tag: str, routes: Iterable[ApiRoute], guard: RouteGuard | None) -> None:
+        """Serve these routes behind a guard, and document them."""
+        for route in routes:
+            self.router.routes.append(GuardedRoute(route.path, route.handler, route.method, guard))
+            self._documented.append((tag, route))
+
+    @property
+    def contracts(self) -> dict[tuple[str, str], Contract]:
+        """The contracts by path and method, as the document writes these."""
+        return {(_documented_path(route.path), route.method.lower()): route.contract for _, route in self._documented}
 
     @property
     def paths(self) -> list[str]:
@@ -51,11 +63,19 @@ class DocumentedApp(FastAPI):
 
     def openapi(self) -> Document:
         """Return the document, which is made when it is first asked for, and again when a limit has changed."""
-        facts = self._read_facts()
+        facts = self.read_facts()
         if self.openapi_schema is None or facts != self._facts:
-            self.openapi_schema, self._facts = None, facts
-            self.openapi_schema = _completed(super().openapi(), self.contracts, facts)
+            self._facts = facts
+            self.openapi_schema = _completed(self._described(), self.contracts, facts)
         return self.openapi_schema
+
+    def _described(self) -> Document:
+        """Return what FastAPI writes about the routes: their paths with parameters, names and docstrings."""
+        routes = [
+            APIRoute(route.path, route.handler, methods=[route.method], response_model=None, tags=[tag])
+            for tag, route in self._documented
+        ]
+        return get_openapi(title=self.title, version=self.version, routes=routes)
 
 
 def _documented_path(path: str) -> str:

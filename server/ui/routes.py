@@ -1,16 +1,13 @@
 """Routes of the page: its files are open, the dashboard snapshot needs a key."""
 
-from collections.abc import Awaitable, Callable, Sequence
-
 import msgspec
-from fastapi import Depends, FastAPI
-from fastapi.params import Depends as DependsOn
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from tiercel.server.api.context import ServerContext
 from tiercel.server.http.admin_listener import AdminListener
+from tiercel.server.http.guarded_route import GuardedRoute
 from tiercel.server.tenancy.auth import PageGuard, viewer_of
 from tiercel.server.ui.dashboard import Dashboard
 from tiercel.server.ui.past import ServerPast
@@ -53,28 +50,16 @@ class UiRoutes:
         self._dashboard = Dashboard(context)
         self._guard = PageGuard(context.tenants)
 
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes, which are not documented; /ui/data and /ui/past have their guard."""
-        guarded = [Depends(self._guard)]
-        self._add(app, "/", self.root)
-        self._add(app, "/ui", self.page)
-        self._add(app, "/ui/", self.redirect)
-        self._add(app, "/ui/data", self.data, guarded)
-        self._add(app, "/ui/past", self.past, guarded)
-        self._add(app, "/ui/{name:path}", self.file)
-
-    def _add(
-        self, app: FastAPI, path: str, handler: Callable[..., Awaitable[Response]], guards: Sequence[DependsOn] = ()
-    ) -> None:
-        app.router.add_api_route(
-            path,
-            handler,
-            methods=["GET", "HEAD"],
-            response_model=None,
-            tags=["page"],
-            dependencies=guards,
-            include_in_schema=False,
-        )
+    def routes(self) -> list[GuardedRoute]:
+        """Return the routes; /ui/data and /ui/past have their guard."""
+        return [
+            GuardedRoute("/", self.root),
+            GuardedRoute("/ui", self.page),
+            GuardedRoute("/ui/", self.redirect),
+            GuardedRoute("/ui/data", self.data, guard=self._guard),
+            GuardedRoute("/ui/past", self.past, guard=self._guard),
+            GuardedRoute("/ui/{name:path}", self.file),
+        ]
 
     async def root(self, request: Request) -> Response:
         """Redirect a browser to the page; tell other clients in one line what this is."""
@@ -93,11 +78,11 @@ class UiRoutes:
         """Send the page."""
         return self._send(_PAGE, request)
 
-    async def redirect(self) -> Response:
+    async def redirect(self, _: Request) -> Response:
         """Redirect to /ui: the page's relative links start there."""
         return RedirectResponse("../ui", 308, _HEADERS)
 
-    async def file(self, name: str, request: Request) -> Response:
+    async def file(self, request: Request, name: str) -> Response:
         """Send a file of the page. Errors: HTTPException (404)."""
         return self._send(name, request)
 

@@ -54,7 +54,7 @@ class AdminRoutes:
             ApiRoute("POST", "/admin/reload", self.reload, reload),
         ]
 
-    async def show(self) -> Response:
+    async def show(self, _: Request) -> Response:
         """Return the tenants in force and their version."""
         return json_answer(_tenants_reply(self._context.tenants.table))
 
@@ -72,7 +72,7 @@ class AdminRoutes:
             raise AdmissionError(400, exc.message, code="invalid_tenants", param="tenants") from exc
         return json_answer(_tenants_reply(table))
 
-    async def show_config(self) -> Response:
+    async def show_config(self, _: Request) -> Response:
         """Return the settings in force, their version, and the source of each. Secrets are masked."""
         return _config_response(self._context.configuration.current)
 
@@ -98,7 +98,7 @@ class AdminRoutes:
         with self._context.hold_body(request) as holding:
             return bytes(await read_body(request, holding, self._context.settings.timeout_body_s))
 
-    async def reload(self) -> Response:
+    async def reload(self, _: Request) -> Response:
         """Do what SIGHUP does: read the settings file and the tenants file again, and apply both or none."""
         try:
             new = await self._context.configuration.reload(self._context.tenants)

@@ -58,7 +58,7 @@ class OperationsRoutes:
             return []
         return [ApiRoute("GET", "/load", self.load, Contract(answers={200: LoadReply}, refusals=KEY_REFUSALS))]
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         """Answer 200 while the engine serves and its steps end."""
         engine = self._context.client.status
         engines = dict(self._context.client.state_by_engine) or UNSET
@@ -68,11 +68,11 @@ class OperationsRoutes:
             return json_answer(HealthReply(status="stalled", silence_s=round(engine.silence_s(), 1)), 503)
         return json_answer(HealthReply(status="ok", engines=engines))
 
-    async def live(self) -> Response:
+    async def live(self, _: Request) -> Response:
         """Answer 200 while this process answers at all."""
         return json_answer(HealthReply(status="ok"))
 
-    async def ready(self) -> Response:
+    async def ready(self, _: Request) -> Response:
         """Answer 200 when a new request would be served now."""
         engine = self._context.client.status
         if engine.state is EngineState.LOADING:
@@ -87,11 +87,11 @@ class OperationsRoutes:
             return _unready("stalled", "No step has ended for too long", "stalled")
         return json_answer(ReadyReply(status="ready"))
 
-    async def version(self) -> Response:
+    async def version(self, _: Request) -> Response:
         """Return the version of tiercel."""
         return json_answer(VersionReply(__version__))
 
-    async def load(self) -> Response:
+    async def load(self, _: Request) -> Response:
         """Return the number of sequences that clients wait for."""
         return json_answer(LoadReply(self._context.client.sequences.num_open))
 

@@ -140,7 +140,7 @@ class ResponseRoutes:
             with self._context.admission.enter(tenant):
                 return await run_watched(self._counted(body, tenant.name, holding), request.receive)
 
-    async def compact(self, _request: Request) -> Response:
+    async def compact(self, _: Request) -> Response:
         """Refuse to compact a conversation, which OpenAI's API does."""
         raise AdmissionError(
             404,

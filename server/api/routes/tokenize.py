@@ -60,7 +60,7 @@ class TokenizeRoutes:
             with self._enter(request):
                 return await run_watched(self._tokenized(body, holding), request.receive)
 
-    async def tokenizer_info(self) -> Response:
+    async def tokenizer_info(self, _: Request) -> Response:
         """Return tokenizer_config.json, with the chat template in use and without names of files."""
         codec = self._context.codec
         config = {name: value for name, value in codec.config.items() if name not in _OF_FILES}
