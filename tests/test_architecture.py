@@ -263,6 +263,7 @@ def test_the_rooms_within_a_room_import_one_way(room: str) -> None:
     assert not wrong
 
 
+@cache
 def _graph() -> dict[str, set[str]]:
     """Module -> modules of ours that it imports, in functions and under TYPE_CHECKING too."""
     modules = {name: path for path in FILES for name in [_module(path)]}

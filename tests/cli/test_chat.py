@@ -120,6 +120,7 @@ def test_an_error_in_the_middle_of_a_stream_is_reported(server: ScriptedServer) 
 
 @pytest.mark.parametrize("event", ["{", "[]", "{}", '{"choices": [{}]}', '{"choices": [{"delta": null}]}'])
 @pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_a_stream_of_another_kind_is_one_line_and_exit_code_1(server: ScriptedServer, event: str) -> None:
     server.events = [event]
     ran = chat(server, "hi\n")

@@ -171,6 +171,7 @@ def test_prefix_hits(reference: Reference, exact: Compare) -> None:
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.sampled(4)
 def test_preempted_by_a_cache_that_is_too_small(reference: Reference, exact: Compare, prefix_caching: bool) -> None:
     small = bench(reference, num_gpu_blocks_override=reference.scale.small, enable_prefix_caching=prefix_caching)
     exact(small.greedy(reference.prompts, OUTPUTS))

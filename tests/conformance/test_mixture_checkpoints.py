@@ -126,6 +126,7 @@ def rounded_tensors(tensors: Mapping[str, Tensor], bits: int) -> dict[str, Tenso
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.sampled(3)
 def test_mixtures_rounded_at_load_are_the_models_of_the_rounded_numbers(
     family: Family, bits: int, tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_quantised_checkpoints_of_mixtures_give_the_logits_of_the_dequantised_mo
 
 
 @pytest.mark.parametrize("name", STORED)
+@pytest.mark.sampled(2)
 def test_native_kernels_give_the_tokens_of_quantised_mixtures(name: str, tmp_path: Path) -> None:
     """Activations are float32 with these kernels if the numbers are those of float16: choices of experts agree.
 

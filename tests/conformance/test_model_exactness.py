@@ -87,7 +87,7 @@ def test_logits_do_not_depend_on_how_a_prompt_is_sliced(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(9)
 def test_ragged_sequences_do_not_see_each_other(twins: tuple[PreTrainedModel, Path], backend: str) -> None:
     twin, folder = twins
     model = open_model(folder, backend=backend)

@@ -89,7 +89,7 @@ def arena_fd() -> Iterator[int]:
     ],
     ids=["together", "chunked", "chunked by blocks", "recomputed", "swapped"],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_tokens_are_those_of_each_sequence_alone(
     folder: Path, alone: dict[CacheDtype, list[list[int]]], cache: CacheDtype, settings: dict[str, object]
 ) -> None:
@@ -154,7 +154,7 @@ def test_a_new_engine_finds_its_blocks_in_shared_memory(
 
 @needs_library
 @pytest.mark.parametrize(("earlier", "later"), [("auto", "int8"), ("int8", "auto"), ("int8", "fp8")])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_blocks_of_another_type_are_never_found(
     folder: Path,
     alone: dict[CacheDtype, list[list[int]]],
@@ -190,6 +190,7 @@ def read_prompts(engine: EngineBench, prompts: list[list[int]]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen3", "gemma3"])
+@pytest.mark.sampled(1)
 def test_prompts_are_read_as_over_the_full_cache(family: Family, tmp_path: Path) -> None:
     """With float32 elsewhere, so that all of the difference is that of KV. gemma3 runs in transformers' code."""
     make_checkpoint(family, tmp_path, seed=3, std=0.15)

@@ -141,7 +141,7 @@ class TierBench:
 @pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 10))])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 def test_random_work_over_three_tiers_gives_the_right_tokens(seed: int, depth: int, mode: PreemptionMode) -> None:
     rng = random.Random(seed)
     verdicts = [Verdict.LANDED] * 12 + [Verdict.FAILED, Verdict.MISS, Verdict.LATE]
@@ -253,6 +253,7 @@ def test_a_wrong_block_on_the_disk_is_a_miss_and_is_dropped() -> None:
     assert bench.client.finished[6].num_cached < 44
 
 
+@pytest.mark.slow
 def test_abort_while_restoring_frees_everything() -> None:
     seen = 0
     for steps in range(5, 120, 12):
@@ -410,7 +411,7 @@ class TierWalk(RuleBasedStateMachine):
 
 
 TestTierWalk = TierWalk.TestCase
-TestTierWalk.settings = settings(max_examples=15, stateful_step_count=100, deadline=None)
+TestTierWalk.settings = settings(max_examples=8, stateful_step_count=100, deadline=None)
 
 
 class ManyTierWalks(TierWalk):

@@ -18,6 +18,7 @@ FEW = {"tokenizer": 15, "tokenizer_config": 30, "volume": 75}  # of the slow par
 
 @pytest.mark.parametrize("seed", [1, *fresh_seeds(1)])
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.sampled(24)
 def test_random_bytes_give_a_value_or_a_documented_error(target: Target, seed: int) -> None:
     target.run(seed, FEW.get(target.name, QUICK))
 

@@ -87,6 +87,7 @@ def test_figures_agree_with_the_records_and_those_with_the_times_of_the_server(t
     assert sum(result.timeline.output_tokens) == pytest.approx(tokens, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_stall_shows_in_latency_from_the_due_time_and_hides_behind_the_send_time(tmp_path: Path) -> None:
     programs = ["first=50 gap=0 tokens=2"] * 25
     programs[4] = "first=50 gap=0 tokens=2 stall=2000"

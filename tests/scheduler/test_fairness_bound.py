@@ -110,6 +110,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("book", "rules"), BROKEN)
 @pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_the_bound_fails_when_a_rule_is_broken(book: type[TenantBook], rules: type[PreemptionRules]) -> None:
     assert any(widest_gap(seed, STEPS, book, rules) > 1 for seed in (0, 3, 5))
 

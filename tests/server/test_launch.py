@@ -171,6 +171,7 @@ def test_an_idle_server_exits_with_0_and_ends_its_engine(model_folder: Path, num
         assert _is_gone(_engine_pid(err))
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_engine_loads_is_no_death_of_an_engine(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_LOAD_S": "3600"}) as server:
         assert server.process.stderr is not None
@@ -263,6 +264,7 @@ def test_a_second_signal_ends_the_drain_at_once(model_folder: Path) -> None:
         assert _is_gone(_engine_pid(err))
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_model_loads_ends_the_start(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_LOAD_S": "30"}) as server:
         assert server.process.stderr is not None
@@ -348,6 +350,7 @@ def test_an_engine_that_cannot_be_started_for_a_moment_is_tried_again(model_fold
         assert httpx.post(f"{server.url}/v1/completions", json=text_body(), timeout=30).status_code == 200
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_again_and_again_ends_the_daemon_with_3(model_folder: Path) -> None:
     with started(model_folder) as server:
         server.await_url()
@@ -361,6 +364,7 @@ def test_an_engine_that_is_killed_again_and_again_ends_the_daemon_with_3(model_f
         assert "tiercel: the engine died 3 times within 60 s, last: killed by SIGKILL" in err.splitlines()
 
 
+@pytest.mark.slow
 def test_an_engine_that_exits_while_it_loads_for_the_first_time_ends_the_daemon_at_once(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_STEP_S": "not a number"}) as server:
         code, err = server.wait()
@@ -368,6 +372,7 @@ def test_an_engine_that_exits_while_it_loads_for_the_first_time_ends_the_daemon_
         assert "tiercel: the engine died at its start (starting): exit code 1" in err.splitlines()
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_no_engine_behind(model_folder: Path) -> None:
     with started(model_folder) as server:
         server.await_url()
@@ -401,6 +406,7 @@ def test_wrong_settings_give_one_line_and_exit_code_2(
         assert len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_key_or_an_explicit_flag_allows_other_hosts(model_folder: Path) -> None:
     with started(model_folder, None, host="0.0.0.0", api_keys=["secret"]) as server:
         server.await_url()
@@ -423,6 +429,7 @@ def test_a_port_in_use_gives_one_line_and_exit_code_2(model_folder: Path) -> Non
         assert "listens there: choose another --port" in second.stderr
 
 
+@pytest.mark.slow
 def test_a_unix_socket_is_served_and_a_stale_one_replaced(model_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "tiercel.sock"
     for _ in range(2):
@@ -544,6 +551,7 @@ def _statuses(http: httpx.Client) -> dict[str, int]:
     return {path: http.get(path, headers={"authorization": "Bearer boss"}).status_code for path in paths}
 
 
+@pytest.mark.slow
 def test_the_operators_routes_move_to_the_second_port(model_folder: Path) -> None:
     with started(model_folder, admin_port=0, admin_key="boss") as server:
         server.await_url()

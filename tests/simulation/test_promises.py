@@ -92,6 +92,7 @@ def test_prefix_hits_are_those_of_longest_prefix_match() -> None:
     assert fair.hit_rate >= 0.95 * yardstick.hit_rate
 
 
+@pytest.mark.slow
 def test_interactive_goals_are_met_in_overload_while_batch_work_continues() -> None:
     found = run_overload(seconds=20.0)
     chat, support, nightly = found.tenants

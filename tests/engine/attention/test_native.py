@@ -70,6 +70,7 @@ def attend_alone(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", [*range(4), *fresh_seeds(2)])
 @pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.sampled(10)
 def test_company_chunks_and_threads_change_no_bit(name: str, seed: int, dtype: torch.dtype) -> None:
     draw = random.Random(seed)
     params = AttentionParams(0.15, window=draw.choice([None, 50, 700]), sinks=draw.choice([None, torch.zeros(14)]))

@@ -134,6 +134,7 @@ def test_inputs_cut_into_parts_are_added_whatever_their_number(seed: int) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", fast_and_slow((4,), fresh_seeds(2)))
 @pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_integers_on_both_sides_give_the_bits_of_exact_sums_for_any_rows_and_parts(
     seed: int, dtype: torch.dtype
 ) -> None:
@@ -164,6 +165,7 @@ def test_integers_on_both_sides_give_the_bits_of_exact_sums_for_any_rows_and_par
 @pytest.mark.parametrize("has_float8", [False, True])
 @pytest.mark.parametrize("seed", fast_and_slow((5,), fresh_seeds(1)))
 @pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_blocks_of_float8_are_multiplied_with_or_without_instructions_for_float8(seed: int, has_float8: bool) -> None:
     rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
     facts = DeviceFacts(1, has_float8=has_float8, scales_rows=False)

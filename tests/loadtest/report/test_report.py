@@ -162,6 +162,7 @@ def test_metrics_that_are_missing_or_always_zero_are_named_and_not_drawn() -> No
     ]
 
 
+@pytest.mark.slow
 def test_due_times_are_drawn_if_they_differ_from_send_times() -> None:
     run = example_run()
     first, per_token, *_ = latency_charts(run)
@@ -190,6 +191,7 @@ def test_a_long_run_is_drawn_with_few_steps() -> None:
     assert len(long.svg) < 6 * len(short.svg)
 
 
+@pytest.mark.slow
 def test_many_tenants_are_drawn_as_the_largest_few() -> None:
     run = example_run()
     many = [

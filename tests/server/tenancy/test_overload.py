@@ -57,6 +57,7 @@ def verdict(policy: PolicyName, seed: int, goal_s: float | None = GOAL_S) -> tup
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 9))])
+@pytest.mark.sampled(1)
 def test_admitted_requests_meet_their_goal_and_refused_ones_would_have_missed_it(seed: int) -> None:
     found, possible = verdict("fair", seed)
     assert found.refused > 0.4 * found.sent

@@ -321,6 +321,7 @@ def test_nothing_of_an_answer_without_calls_is_lost(seed: int) -> None:
                 assert answer.content == text, (seed, form.name, text)
 
 
+@pytest.mark.slow
 def test_a_call_of_many_pieces_is_read_in_linear_time() -> None:
     """Every character is looked at a bounded number of times: 400,000 pieces would not end otherwise."""
     parser = CallParser(HERMES, NAMES)
