@@ -61,7 +61,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1 /p' Makefile | awk '{ name = $$1; $$1 = ""; printf "  make %-12s%s\n", name, $$0 }'
 
 setup: $(READY)  ## create .venv, install tiercel and compile its CPU kernels; no effect if all is up to date
-	@$(BIN)/python engine/native/build.py --if-needed
+	@$(BIN)/python tiercel/engine/native/build.py --if-needed
 
 serve: $(READY)  ## serve the embedded model on port 8000
 	@exec $(BIN)/tiercel serve --port 8000 $(ARGS)
@@ -144,7 +144,7 @@ lock: $(READY)  ## write requirements.lock from constraints.txt and pyproject.to
 	mv build/lock/requirements.lock requirements.lock
 
 clean:  ## remove .venv and all build products
-	rm -rf $(VENV) .clients build dist *.egg-info engine/native/*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients build dist *.egg-info tiercel/engine/native/*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -160,9 +160,13 @@ $(BIN)/python:
 	echo "creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv --clear $(VENV)
 
+# Folders of a checkout from before decision 22. Kernels and caches are left in them, which git does not know.
+OLD_ROOMS := $(wildcard cli cluster device embedded engine fleet loadtest modelfile simulation)
+
 # torch is installed separately, because its build depends on the machine: TORCH replaces the pin.
 # The rest comes from the lock before it, with hashes; nothing is resolved.
-$(READY): pyproject.toml constraints.txt requirements.lock setup.py $(wildcard engine/native/src/*) engine/native/build.py | $(BIN)/python
+$(READY): pyproject.toml constraints.txt requirements.lock setup.py $(wildcard tiercel/engine/native/src/*) tiercel/engine/native/build.py | $(BIN)/python
+	@$(if $(OLD_ROOMS),find $(OLD_ROOMS) \( -name '*.pyc' -o -name '_kernels*.so*' \) -delete; find $(OLD_ROOMS) -type d -empty -delete)
 	@grep -v '^torch==' constraints.txt > $(PINS)
 	@echo "installing $(TORCH) and tiercel; the first time takes minutes"
 	@$(if $(LOCK),$(PIP) install $(PIP_ARGS) --require-hashes --no-deps -r $(LOCK))

@@ -14,11 +14,11 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-NATIVE = Path("tiercel", "engine", "native")  # in a checkout through a link
+NATIVE = Path("tiercel", "engine", "native")
 
 
 def load_compiler() -> ModuleType:
-    """Import engine/native/build.py by its path: the package cannot be imported while it is built."""
+    """Import tiercel/engine/native/build.py by its path: the package cannot be imported while it is built."""
     spec = importlib.util.spec_from_file_location("tiercel_kernels_build", NATIVE / "build.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -30,7 +30,7 @@ compiler = load_compiler()
 
 
 class BuildKernels(build_ext):
-    """Compiles the one library that engine/native/build.py describes."""
+    """Compiles the one library that tiercel/engine/native/build.py describes."""
 
     def run(self) -> None:
         """Compile into the build folder, or into the source folder for an editable installation."""

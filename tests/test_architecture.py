@@ -167,16 +167,20 @@ def _our_name(name: str) -> str | None:
     return rest if rest.split(".")[0] in OURS else name
 
 
+PACKAGE = ROOT / "tiercel"
 FILES = sorted(
-    file.relative_to(ROOT).as_posix()
-    for room in {name.split(".")[0] for name in OURS}
-    for file in (ROOT / room).rglob("*.py")
+    file.relative_to(ROOT if file.parent == PACKAGE else PACKAGE).as_posix() for file in PACKAGE.rglob("*.py")
 )
+"""Files of rooms from the package's folder, `engine/loop.py`; those of the ground floor with it, `tiercel/ids.py`."""
+
+
+def _file(path: str) -> Path:
+    return (ROOT if path.startswith(("tiercel/", *(f"{folder}/" for folder in BESIDE))) else PACKAGE) / path
 
 
 @cache
 def _tree(path: str) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"), path)
+    return ast.parse(_file(path).read_text(encoding="utf-8"), path)
 
 
 @cache
@@ -224,8 +228,8 @@ def _reads(names: set[str]) -> list[str]:
 
 
 def test_every_room_is_in_the_table() -> None:
-    folders = {file.parent.name for file in ROOT.glob("*/__init__.py")}
-    assert folders <= set(OURS)
+    folders = {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
+    assert folders | {"tiercel", "kvcache.store"} == set(OURS)
 
 
 def _may_import(path: str, name: str) -> bool:
@@ -251,7 +255,7 @@ def test_imports_follow_the_table() -> None:
 @pytest.mark.parametrize("room", INNER_ROOMS)
 def test_the_rooms_within_a_room_import_one_way(room: str) -> None:
     table = INNER_ROOMS[room]
-    assert {file.parent.name for file in (ROOT / room).glob("*/__init__.py")} == set(table)
+    assert {file.parent.name for file in (PACKAGE / room).glob("*/__init__.py")} == set(table)
     wrong = [
         f"{path}:{node.lineno} imports {name}"
         for path in FILES
@@ -313,7 +317,7 @@ def test_imports_inside_functions_state_a_reason() -> None:
 
 def _is_explained(path: str, index: int) -> bool:
     """A `# lazy: reason` on the line itself, or above it before any line that is no import and no comment."""
-    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    lines = _file(path).read_text(encoding="utf-8").splitlines()
     if "# lazy:" in lines[index]:
         return True
     for line in reversed(lines[:index]):
@@ -512,7 +516,7 @@ def test_no_two_classes_share_a_name() -> None:
 
 
 def test_files_have_one_reason_to_exist() -> None:
-    lines = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in FILES}
+    lines = {path: len(_file(path).read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert not {path: count for path, count in lines.items() if count > MAX_LINES and path not in LONG_FILES}
 
 
@@ -573,33 +577,25 @@ def test_the_dependencies_are_few() -> None:
     assert len(project["project"]["dependencies"]) <= 20
 
 
-def _packages() -> dict[str, str]:
-    """Return every package of the product with its folder."""
-    rooms = {name.split(".")[0] for name in OURS}
-    files = [file.parent.relative_to(ROOT).as_posix() for room in rooms for file in (ROOT / room).rglob("__init__.py")]
-    return {f"tiercel.{file.replace('/', '.')}" if file != "tiercel" else file: file for file in files}
+LINKS = {"server", "kvcache", "scheduler"}
 
 
-def test_the_packages_are_the_folders() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert set(project["tool"]["setuptools"]["packages"]) == set(_packages())
-
-
-def test_every_room_is_linked_below_tiercel_and_checked_by_pyright() -> None:
-    """docs/decisions/0022-one-import-name.md: links in `tiercel/` are what imports, wheels and pyright go by."""
-    rooms = {name.split(".")[0] for name in OURS} - {"tiercel"}
-    assert {link.name: os.readlink(link) for link in (ROOT / "tiercel").iterdir() if link.is_symlink()} == {
-        room: f"../{room}" for room in rooms
+def test_three_rooms_can_be_opened_from_the_top_level() -> None:
+    """docs/decisions/0022-one-package.md: they are links, and nothing else is."""
+    command = ["git", "ls-files", "-s"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    tracked = {line.split("\t")[1] for line in listed if line.startswith("120000")}
+    assert tracked in (LINKS, set())  # an unpacked archive is no repository
+    assert {path.name: os.readlink(path) for path in ROOT.iterdir() if path.is_symlink()} == {
+        name: f"tiercel/{name}" for name in LINKS
     }
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert set(project["tool"]["pyright"]["include"]) == {"tiercel", *(f"tiercel/{room}" for room in rooms)}
 
 
 def test_no_room_is_imported_by_its_bare_name() -> None:
     """A stranger's `loadtest.py` on PYTHONPATH would be imported in its place."""
     rooms = "|".join({name.split(".")[0] for name in OURS} - {"tiercel"})
-    bare = re.compile(rf"^\s*(from|import) ({rooms})\b", re.MULTILINE)
-    files = [*map(ROOT.joinpath, FILES), *(file for folder in BESIDE for file in (ROOT / folder).rglob("*.py"))]
+    bare = re.compile(rf"^\s*(from|import) ({rooms})\b|\bimport (\w+, )+({rooms})\.", re.MULTILINE)
+    files = [*map(_file, FILES), *(file for folder in BESIDE for file in (ROOT / folder).rglob("*.py"))]
     assert not [str(file) for file in files if bare.search(file.read_text(encoding="utf-8"))]
 
 

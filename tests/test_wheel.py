@@ -30,8 +30,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the repository's packages, without a compiled library and without large files."""
     folder = tmp_path_factory.mktemp("tree")
     ignored = shutil.ignore_patterns("__pycache__", "*.so*", "*.safetensors", "vendor")
-    for name in sorted({"tiercel", *(link.name for link in (ROOT / "tiercel").iterdir() if link.is_symlink())}):
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
+    shutil.copytree(ROOT / "tiercel", folder / "tiercel", ignore=ignored)
     for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
         shutil.copy2(ROOT / name, folder)
     return folder
@@ -63,6 +62,9 @@ def test_a_wheel_has_the_kernels_of_this_platform_only_if_they_were_compiled(tre
     tag, files = build_wheel(tree, folders[0], COMPILER)
     assert LIBRARY in files
     assert tag.startswith("py3-none-linux_")
+    modules = {path.relative_to(tree).as_posix() for path in (tree / "tiercel").rglob("*.py")}
+    assert {name for name in files if name.endswith(".py")} == modules
+    assert {name.partition("/")[0].partition("-")[0] for name in files} == {"tiercel"}
 
     tag, files = build_wheel(tree, folders[1], "#!/bin/sh\nexit 1\n")
     assert LIBRARY not in files, "left by the build before"
@@ -81,15 +83,17 @@ def test_a_source_distribution_has_the_sources_of_the_kernels(tree: Path, tmp_pa
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
-    sources = {path.name for path in (ROOT / "engine" / "native" / "src").iterdir()}
+    sources = {path.name for path in (ROOT / "tiercel" / "engine" / "native" / "src").iterdir()}
     assert {f"tiercel/engine/native/src/{name}" for name in sources} | {"setup.py"} <= names
+    modules = {path.relative_to(tree).as_posix() for path in (tree / "tiercel").rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == modules | {"setup.py"}
 
 
 @pytest.mark.parametrize("is_current", [True, False])
 def test_without_a_compiler_kernels_compiled_before_are_taken_if_they_are_current(
     tree: Path, tmp_path: Path, is_current: bool
 ) -> None:
-    library = tree / "engine" / "native" / LIBRARY_NAME
+    library = tree / LIBRARY
     library.write_text(source_digest() if is_current else "of older sources")
     try:
         tag, files = build_wheel(tree, tmp_path, None)

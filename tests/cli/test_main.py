@@ -79,7 +79,9 @@ def test_a_warning_does_not_stop_the_command(capsys: Captured) -> None:
 
 
 def test_the_help_comes_without_torch_or_the_http_stack() -> None:
-    code = "import sys, cli.main; cli.main.main(['serve', '--help']); print(*sys.modules, file=sys.stderr)"
+    code = (
+        "import sys, tiercel.cli.main; tiercel.cli.main.main(['serve', '--help']); print(*sys.modules, file=sys.stderr)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in ran.stderr.split()}
     assert not loaded & {"torch", "transformers", "fastapi", "starlette", "uvicorn", "httpx", "tokenizers", "numpy"}
@@ -106,7 +108,7 @@ def test_collect_env_prints_the_same_for_people(capsys: Captured) -> None:
 
 
 def test_a_strangers_module_of_the_same_name_is_not_taken_for_a_room(tmp_path: Path) -> None:
-    """docs/decisions/0022-one-import-name.md: `tiercel bench` once imported a user's loadtest.py without end."""
+    """docs/decisions/0022-one-package.md: `tiercel bench` once imported a user's loadtest.py without end."""
     for room in ("server", "engine", "cli", "device", "loadtest", "kvcache", "scheduler", "simulation", "embedded"):
         (tmp_path / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
     code = (

@@ -205,7 +205,7 @@ def test_query_heads_give_the_width_of_attention(capsys: Captured) -> None:
 
 def test_explicit_shapes_need_no_torch() -> None:
     line = ["plan", "--device", "H200", "--ctx", "4k", *YI_34B, "--json"]
-    code = f"import sys, cli.main; cli.main.main({line!r}); print(*sys.modules, file=sys.stderr)"
+    code = f"import sys, tiercel.cli.main; tiercel.cli.main.main({line!r}); print(*sys.modules, file=sys.stderr)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {name.split(".")[0] for name in ran.stderr.split()} & {"torch", "transformers", "numpy"}
 

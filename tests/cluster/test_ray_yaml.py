@@ -23,7 +23,7 @@ def test_the_example_is_of_arguments_that_exist() -> None:
     assert args.most_engines > args.least_engines
     module, _, name = APPLICATION["import_path"].partition(":")
     assert (module, name) == ("tiercel.cluster.ray_app", "app")
-    assert (ROOT / "cluster" / "ray_app.py").exists()
+    assert (ROOT / "tiercel" / "cluster" / "ray_app.py").exists()
 
 
 def given(side: str) -> dict[str, str]:

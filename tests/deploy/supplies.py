@@ -21,7 +21,7 @@ SUITE, PYTHON = "bookworm", (3, 11)  # the Debian of the base image, and its Pyt
 BASE_PACKAGES = "python3,python3-pip,ca-certificates"
 JUNK = ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
 EXTRAS = ("fast", "bench", "otel")
-KERNELS = ROOT / "engine" / "native" / "_kernels.so"
+KERNELS = ROOT / "tiercel" / "engine" / "native" / "_kernels.so"
 PROMETHEUS = """ARG BASE
 FROM ${BASE}
 COPY prometheus /bin/prometheus

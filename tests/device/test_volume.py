@@ -508,5 +508,8 @@ def test_an_inherited_lock_outlives_the_process_that_took_it(folder: Path) -> No
 
 
 def test_the_volume_does_not_import_torch() -> None:
-    code = "import sys, device.volume, device.volume_survey; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = (
+        "import sys, tiercel.device.volume, tiercel.device.volume_survey; "
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -113,16 +113,21 @@ def test_the_extras_of_the_image_exist(name: str) -> None:
 
 def test_every_package_and_its_build_dependencies_are_sent() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    packages = project["tool"]["setuptools"]["packages"]
-    # The folders of rooms lie beside `tiercel/`, which has links to them.
-    folders = [(ROOT / package.replace(".", "/")).resolve().relative_to(ROOT) for package in packages]
-    needed = [f"{folder}/__init__.py" for folder in folders]
-    needed += ["embedded/model/config.json", project["project"]["readme"], *project["project"]["license-files"]]
+    needed = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tiercel").rglob("*.py")]
+    needed += ["tiercel/embedded/model/config.json", project["project"]["readme"], *project["project"]["license-files"]]
     assert [path for path in needed if not is_sent(path)] == []
 
 
 @pytest.mark.parametrize(
-    "path", [".git/config", ".venv/bin/python", "docker/.env", "cli/.env", "cli/__pycache__/main.pyc", "models/a"]
+    "path",
+    [
+        ".git/config",
+        ".venv/bin/python",
+        "docker/.env",
+        "tiercel/cli/.env",
+        "tiercel/cli/__pycache__/main.pyc",
+        "models/a",
+    ],
 )
 def test_files_not_needed_by_the_image_are_excluded(path: str) -> None:
     assert not is_sent(path)

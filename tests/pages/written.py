@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MORE_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docker/README.md", "embedded/README.md")
+MORE_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docker/README.md", "tiercel/embedded/README.md")
 PAGES = (*MORE_PAGES, *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _HERE = re.compile(r"<<'?(\w+)'?")

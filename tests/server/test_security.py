@@ -29,7 +29,7 @@ def test_every_field_that_stands_for_more_has_a_bound_and_a_test_that_exist() ->
     assert len(rows) > 20
     for field, factor, bound, tests in rows:
         assert factor.strip(), field
-        for path in re.findall(r"`(server/[^`]+)`", bound):
+        for path in re.findall(r"`(tiercel/[^`]+)`", bound):
             assert (ROOT / path).is_file(), (field, path)
         _check_tests(field, tests)
 

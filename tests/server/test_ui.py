@@ -86,7 +86,7 @@ def test_the_files_need_no_key_and_have_a_strict_policy(model_folder: Path, file
 
 
 def test_the_page_has_no_inline_script_no_inline_style_and_no_foreign_address() -> None:
-    folder = Path(__file__).resolve().parents[2] / "server/ui/static"
+    folder = Path(__file__).resolve().parents[2] / "tiercel/server/ui/static"
     for path in folder.glob("*"):
         if path.suffix not in (".html", ".js", ".css", ".svg"):
             continue

@@ -44,12 +44,11 @@ def runtime(name: str) -> str:
 def make_tree(folder: Path) -> Path:
     """Make a tree in which the engine is a copy without a library, and return its folder of kernels."""
     ignored = shutil.ignore_patterns("__pycache__", "*.so*")
-    for name in ("engine", "tiercel"):
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
+    shutil.copytree(ROOT / "tiercel", folder / "tiercel", ignore=ignored)
     for path in ROOT.iterdir():
-        if path.name not in ("engine", "tiercel") and not path.name.startswith("."):
+        if path.name != "tiercel" and not path.name.startswith("."):
             (folder / path.name).symlink_to(path)
-    return folder / "engine" / "native"
+    return folder / "tiercel" / "engine" / "native"
 
 
 def run_tests(tree: Path, *words: str) -> "subprocess.CompletedProcess[str]":

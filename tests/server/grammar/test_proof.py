@@ -108,16 +108,18 @@ def test_an_unknown_error_of_the_compiler_gets_words_of_ours() -> None:
 
 
 _TRANSLATED = ("in_own_words", "_partly_in", "_misshapen")
-_FOLDERS = ("server/grammar", "server/api", "engine/sampling")
+_FOLDERS = ("tiercel/server/grammar", "tiercel/server/api", "tiercel/engine/sampling")
 _FILES = [
     *sorted(path.relative_to(ROOT).as_posix() for folder in _FOLDERS for path in (ROOT / folder).rglob("*.py")),
-    *("engine/grammars.py", "engine/grammar_queue.py"),
+    *("tiercel/engine/grammars.py", "tiercel/engine/grammar_queue.py"),
 ]
 
 
 def _own_errors() -> set[str]:
     """Return the names of our own exceptions, whose messages we have written."""
-    trees = [ast.parse(path.read_text()) for path in (*(ROOT / "server").rglob("*.py"), ROOT / "tiercel/errors.py")]
+    trees = [
+        ast.parse(path.read_text()) for path in (*(ROOT / "tiercel/server").rglob("*.py"), ROOT / "tiercel/errors.py")
+    ]
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 

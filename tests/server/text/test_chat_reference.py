@@ -21,7 +21,7 @@ CHATS = [
     ],
     [("user", "covid19 is     a word"), ("assistant", ""), ("user", "<|im_ think>")],
 ]
-MODELS = {"tiny": None, "embedded": Path(__file__).parents[3] / "embedded" / "model"}
+MODELS = {"tiny": None, "embedded": Path(__file__).parents[3] / "tiercel" / "embedded" / "model"}
 
 
 @pytest.fixture(params=MODELS)
