@@ -40,7 +40,7 @@ READY := $(VENV)/.setup
 TEST_READY := $(VENV)/.setup-test
 BROWSER_READY := $(VENV)/.setup-browser
 CLUSTER_READY := $(VENV)/.setup-cluster
-FAST_TESTS := $(wildcard tests/tiercel tests/cli tests/kvcache tests/scheduler tests/docker tests/test_*.py)
+FAST_TESTS := $(wildcard tests/values tests/system tests/settings tests/wire tests/cli tests/kvcache tests/scheduler tests/docker tests/test_*.py)
 
 # Installs Chromium if it is missing and the user is root. Otherwise prints that nothing is tested in a browser.
 CHROMIUM := for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \

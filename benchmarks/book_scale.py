@@ -16,9 +16,9 @@ import sys
 import time
 from array import array
 
-from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.plan import NanoBatch, Plan, Slice
+from tiercel.values.ids import BlockKey, SeqId, SlotId
+from tiercel.values.plan import NanoBatch, Plan, Slice
 
 BLOCK_SIZE = 16
 SEQUENCE_BLOCKS = 1000

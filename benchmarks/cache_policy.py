@@ -30,10 +30,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.pool import PROTECTED_SHARE, SlotPool
 from tiercel.kvcache.slot_state import SlotState
+from tiercel.values.ids import BlockKey, SlotId
 
 TRACES = Path(__file__).parent / "traces"
 NAMES = ("conversations", "scans", "long", "mixed")

@@ -21,10 +21,10 @@ import sys
 import time
 from typing import Any
 
-from tiercel.clock import MonotonicClock
 from tiercel.loadtest.bench import run_bench
 from tiercel.loadtest.client.assignment import Progress
 from tiercel.loadtest.settings import BenchSettings
+from tiercel.values.clock import MonotonicClock
 
 MAX_LAG_MS = 10.0
 _EVENT = json.dumps({"id": "cmpl-" + "0" * 100, "choices": [{"index": 0, "text": " word", "finish_reason": None}]})

@@ -23,16 +23,16 @@ from itertools import pairwise
 
 import torch
 
-from tiercel.clock import MonotonicClock
 from tiercel.device.base import CopyLane
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.grouped import GroupedAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena, open_arena
 from tiercel.kvcache.store.copy_run import extents_of
 from tiercel.kvcache.store.mover import CopyLanes, StoreMover
-from tiercel.tier import KVSpec, Purpose, Route, Transfer
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.tier import KVSpec, Purpose, Route, Transfer
 
 CPU = torch.device("cpu")
 ROUNDS = 9

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from tiercel.openmp import adopt_engine_environment
+from tiercel.system.openmp import adopt_engine_environment
 
 adopt_engine_environment()
 
@@ -36,7 +36,7 @@ from tiercel.engine.forward.state import ForwardState  # noqa: E402
 from tiercel.engine.models.decoder import Decoder  # noqa: E402
 from tiercel.engine.models.registry import load_model  # noqa: E402
 from tiercel.engine.native.library import load_library  # noqa: E402
-from tiercel.settings import EngineSettings  # noqa: E402
+from tiercel.settings.settings import EngineSettings  # noqa: E402
 
 TRACE = Path(__file__).parent / "traces" / "expert_routings.txt"
 LAYERS, EXPERTS, PER_TOKEN, TOKENS = 6, 128, 8, 400

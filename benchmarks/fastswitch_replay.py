@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 from benchmarks.checks import percentile
 from benchmarks.fastswitch_trace import BANDS, MAX_MODEL_LEN, VOCAB, Conversation
-from tiercel.clock import ManualClock
 from tiercel.device.sim import SimMachine, expected_outputs
 from tiercel.device.sim_mover import SimMover, SimRates
 from tiercel.engine.loop import EngineLoop
-from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.plan import Slice
-from tiercel.rates import Rates
-from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.tier import Route
-from tiercel.wire import Report, Submit
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import Slice
+from tiercel.values.rates import Rates
+from tiercel.values.request import Request, SamplingParams
+from tiercel.values.tier import Route
+from tiercel.wire.frames import Report, Submit
 
 BLOCK_TOKENS = 16
 TOKEN_BYTES = 131_072  # 32 layers, 8 KV heads of 128, keys and values, bfloat16

@@ -44,19 +44,19 @@ from benchmarks.checks import missed_checks, percentile
 from benchmarks.fastswitch_replay import BUDGET_SHARE
 from benchmarks.fastswitch_trace import BANDS, Conversation, conversations, priorities
 from benchmarks.random_llama import random_llama
-from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import CpuDevice
 from tiercel.engine.assembly import Engine, assemble
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.wake import Wake
-from tiercel.ids import SeqId, SlotId
-from tiercel.outcome import FinishReason
-from tiercel.request import Request, SamplingParams
-from tiercel.settings import EngineSettings
-from tiercel.tier import Route
-from tiercel.wire import FromEngine, Report, Submit
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import SeqId, SlotId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.request import Request, SamplingParams
+from tiercel.values.tier import Route
+from tiercel.wire.frames import FromEngine, Report, Submit
 
 SCALE = 0.35
 STEPS_AN_UPDATE = 25

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _SERVE = """
 import json, sys
 from tiercel.server.launch import serve
-from tiercel.settings import EngineSettings, ServerSettings, Settings
+from tiercel.settings.settings import EngineSettings, ServerSettings, Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 fields = json.loads(sys.argv[1])

@@ -37,7 +37,7 @@ from tiercel.scheduler.nanobatch import (
     cut,
     shape_of,
 )
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
 
 BLOCK_SIZE = 16
 MAX_ROWS = 64

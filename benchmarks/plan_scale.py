@@ -20,7 +20,6 @@ import sys
 import time
 from itertools import islice
 
-from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import StepCosts, linear_times, work_by_payer
 from tiercel.scheduler.fairness import Charge, TenantBook
@@ -29,7 +28,8 @@ from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import FairOrder, WaitingSequence
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest, Sources
-from tiercel.tenant import TenantShare
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.tenant import TenantShare
 
 ROWS = 256
 

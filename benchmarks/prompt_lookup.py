@@ -24,15 +24,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from benchmarks.checks import missed_checks
-from tiercel.clock import MonotonicClock
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.offline import OfflineAnswer, OfflineEngine, OfflineRequest, OfflineRun
-from tiercel.request import SamplingParams, pack_tokens
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.draft import Draft
 from tiercel.scheduler.prompt_lookup import PromptLookup
 from tiercel.scheduler.sequence import SequenceProgress
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.request import SamplingParams, pack_tokens
 
 LEAST_SPEED = 1.5
 OUTPUTS = 160  # tokens

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tiercel.openmp import adopt_engine_environment
+from tiercel.system.openmp import adopt_engine_environment
 
 adopt_engine_environment()
 
@@ -30,10 +30,10 @@ from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from benchmarks.checks import missed_checks  # noqa: E402
-from tiercel.clock import MonotonicClock  # noqa: E402
 from tiercel.engine.offline import OfflineEngine, OfflineRequest  # noqa: E402
-from tiercel.request import SamplingParams, pack_tokens  # noqa: E402
-from tiercel.settings import EngineSettings  # noqa: E402
+from tiercel.settings.settings import EngineSettings  # noqa: E402
+from tiercel.values.clock import MonotonicClock  # noqa: E402
+from tiercel.values.request import SamplingParams, pack_tokens  # noqa: E402
 from tools.embedded.batches import Encoder  # noqa: E402
 from tools.embedded.grammar import plain_text, prose_chat, recall_text  # noqa: E402
 from tools.embedded.network import Network, Shape, hf_weights  # noqa: E402

@@ -60,8 +60,8 @@ _MAX_REQUESTS_PER_S = 200  # more than are ever answered
 _TIMED_ENGINE = Path(__file__).with_name("scripted_engine.py")
 _HOST = """
 import json, sys
-from tiercel.config import resolve
-from tiercel.engine_address import EngineAddress
+from tiercel.settings.config import resolve
+from tiercel.settings.engine_address import EngineAddress
 from tiercel.server.host.launch import host_engine
 settings = resolve({"engine_secret_file": sys.argv[1]}).settings
 sys.exit(host_engine(settings, EngineAddress("127.0.0.1", 0), command=json.loads(sys.argv[2])))

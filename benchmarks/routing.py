@@ -23,11 +23,11 @@ import time
 
 from benchmarks.checks import missed_checks, percentile
 from benchmarks.scenarios.replicas import run_bound, run_conversations, run_saturated_fleet
-from tiercel.block_key import namespace_key, prompt_heads
 from tiercel.fleet.prefix_index import PrefixIndex
 from tiercel.fleet.router import PromptWork, Router
-from tiercel.ids import EngineId, SeqId, TenantId
-from tiercel.rates import EngineSpeed
+from tiercel.values.block_key import namespace_key, prompt_heads
+from tiercel.values.ids import EngineId, SeqId, TenantId
+from tiercel.values.rates import EngineSpeed
 
 LEAST_HITS, LEAST_PART, LEAST_JAIN, LEAST_BALANCE, MOST_CHOICE_MS = 0.95, 0.9, 0.99, 0.97, 1.0
 _BLOCKS = 2048  # of a replica with conversations

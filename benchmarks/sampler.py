@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tiercel.engine.sampling import Sampler, open_sampler
-from tiercel.request import SamplingParams, pack_tokens
+from tiercel.values.request import SamplingParams, pack_tokens
 
 CASES = {
     "greedy": {"temperature": 0.0},

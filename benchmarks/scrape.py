@@ -32,9 +32,9 @@ from msgspec.structs import replace
 from tests.server.builders import build_byte_level
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, running, server_settings, text_body, until
-from tiercel.outcome import FairGauges, Gauges, PreemptionCount, TenantGauges
 from tiercel.server.tenancy.tenants import Tenant
-from tiercel.wire import Report
+from tiercel.values.outcome import FairGauges, Gauges, PreemptionCount, TenantGauges
+from tiercel.wire.frames import Report
 
 MAX_LINES = 10
 _AT_ONCE = 16

@@ -11,10 +11,10 @@ import time
 from itertools import islice
 
 from tiercel.engine.mailbox import EngineMailbox, receive_start
-from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges
-from tiercel.request import Request, unpack_tokens
-from tiercel.wire import Abort, Quit, Ready, Report, Submit, ToEngine
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import Finished, FinishReason, FirstToken, Gauges
+from tiercel.values.request import Request, unpack_tokens
+from tiercel.wire.frames import Abort, Quit, Ready, Report, Submit, ToEngine
 
 _BLOCKS = 100_000
 _CONTEXT = 32_768

@@ -41,14 +41,14 @@ from benchmarks.replicas import front
 from benchmarks.streaming_client import StreamedAnswer, TimedRequest, closed_loop, open_loop
 from tests.e2e.fleet import engine_host, make_secret
 from tiercel.cli.simulate_input import read_step_times
-from tiercel.ids import TenantId
 from tiercel.simulation.fitting import ClosedLoop, Corrections, fit_steps, play
 from tiercel.simulation.fleet import FleetSimSettings
 from tiercel.simulation.http import HttpTimes
 from tiercel.simulation.replay import FleetReplay, Replayed
 from tiercel.simulation.simulator import SimSettings
 from tiercel.simulation.workload import PromptPart, SimRequest, Workload, ordered_workload
-from tiercel.tenant import TenantShare
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import TenantShare
 
 PROMPT, OUTPUTS = 256, 16  # mean tokens
 STEP_TOKENS, ROWS, MODEL_LEN = 256, 64, 4000

@@ -29,12 +29,12 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from tiercel.clock import MonotonicClock
 from tiercel.device.journal_format import pack_clean, pack_journal_head, pack_record, replay_journal
 from tiercel.device.volume import Volume, open_volume
 from tiercel.device.volume_format import JOURNAL_NAME
 from tiercel.device.volume_layout import total_bytes
 from tiercel.kvcache.store.disk import DiskLanes, DiskVerdict
+from tiercel.values.clock import MonotonicClock
 
 MIB = 1 << 20
 QUEUED = 64  # calls asked for at a time

@@ -21,25 +21,25 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tiercel.clock import ManualClock
 from tiercel.engine.heap import keep_heap
 from tiercel.engine.loop import EngineLoop
-from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import FinishReason, RouteGauges, SequenceState, StepOutcome
-from tiercel.plan import StepPlan
-from tiercel.rates import Rates
-from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.settings import PreemptionMode
-from tiercel.tenant import KvQuota, Tenants, TenantShare
-from tiercel.tier import Landing, Route, Transfer, Verdict
-from tiercel.wire import Abort, Report, SetTenants, Submit, ToEngine
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import FinishReason, RouteGauges, SequenceState, StepOutcome
+from tiercel.values.plan import StepPlan
+from tiercel.values.rates import Rates
+from tiercel.values.request import Request, SamplingParams
+from tiercel.values.tenant import KvQuota, Tenants, TenantShare
+from tiercel.values.tier import Landing, Route, Transfer, Verdict
+from tiercel.wire.frames import Abort, Report, SetTenants, Submit, ToEngine
 
 MAX_P99_MS = 5.0
 MAX_STEP_MS = 10.0

@@ -22,7 +22,6 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import InlineLane
 from tiercel.device.timer import WallTimer
 from tiercel.engine.loop import EngineLoop
@@ -32,17 +31,18 @@ from tiercel.engine.step.held import Drawn, HeldStep
 from tiercel.engine.step.inputs import BatchInputs
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import BatchResult, Runner
-from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import RouteGauges
-from tiercel.rates import Rates
-from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
-from tiercel.settings import EngineSettings
-from tiercel.tier import Landing, Route, Transfer, Verdict
-from tiercel.wire import Abort, Report, Submit, encode_frame
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import BlockKey, SeqId, SlotId
+from tiercel.values.outcome import RouteGauges
+from tiercel.values.rates import Rates
+from tiercel.values.request import Request, SamplingParams
+from tiercel.values.tier import Landing, Route, Transfer, Verdict
+from tiercel.wire.frames import Abort, Report, Submit, encode_frame
 
 BLOCK_SIZE = 16
 SPREAD = 128  # tokens by which the lengths of prompts differ

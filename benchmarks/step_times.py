@@ -18,7 +18,6 @@ import tempfile
 
 import torch
 
-from tiercel.clock import MonotonicClock
 from tiercel.device.registry import open_device
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.attention.registry import open_attention
@@ -29,7 +28,8 @@ from tiercel.engine.models.base import kv_spec
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.native.library import load_library
 from tiercel.scheduler.cost import StepCosts, StepTimes
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import MonotonicClock
 
 
 def show(times: StepTimes) -> None:

@@ -26,7 +26,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from tiercel.openmp import adopt_engine_environment
+from tiercel.system.openmp import adopt_engine_environment
 
 adopt_engine_environment()
 
@@ -38,13 +38,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # 
 
 from benchmarks.checks import missed_checks, percentile  # noqa: E402
 from benchmarks.random_llama import random_llama  # noqa: E402
-from tiercel.clock import MonotonicClock  # noqa: E402
 from tiercel.engine.native.library import load_library  # noqa: E402
 from tiercel.engine.offline import OfflineEngine, OfflineRequest, OfflineRun  # noqa: E402
 from tiercel.engine.sampling import Grammar, open_compiler, open_sampler  # noqa: E402
 from tiercel.engine.sampling.grammar_rows import GrammarRows  # noqa: E402
-from tiercel.request import SamplingParams, pack_tokens  # noqa: E402
-from tiercel.settings import EngineSettings  # noqa: E402
+from tiercel.settings.settings import EngineSettings  # noqa: E402
+from tiercel.values.clock import MonotonicClock  # noqa: E402
+from tiercel.values.request import SamplingParams, pack_tokens  # noqa: E402
 
 VOCAB = 32_768
 END_TOKENS = (0,)

@@ -43,7 +43,6 @@ from msgspec.structs import replace
 
 from benchmarks.checks import missed_checks
 from benchmarks.random_llama import random_llama
-from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import CpuDevice, Done, InlineLane
 from tiercel.device.extents import Extents
 from tiercel.engine.assembly import Engine, assemble
@@ -51,13 +50,14 @@ from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.offline import Inbox
-from tiercel.ids import SeqId, SlotId
 from tiercel.kvcache.pool import SlotPool
-from tiercel.outcome import FinishReason
-from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.settings import EngineSettings, PreemptionMode
-from tiercel.tier import Route
-from tiercel.wire import Abort, Submit
+from tiercel.settings.settings import EngineSettings, PreemptionMode
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import SeqId, SlotId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.values.tier import Route
+from tiercel.wire.frames import Abort, Submit
 
 MULTIPLES = (0.35, 0.7, 1.4, 2.8)
 SHORTEST, LONGEST = 128, 2048  # tokens

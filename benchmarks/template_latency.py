@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable
 
 from benchmarks.checks import missed_checks, percentile
-from tiercel.errors import AdmissionError
 from tiercel.server.text.template_frames import ChatMessage, RenderJob
 from tiercel.server.text.template_pool import LIMIT_S, TemplatePool
 from tiercel.server.text.template_renderer import TemplateRenderer
+from tiercel.values.errors import AdmissionError
 
 COST_MS, DELAY_S = 10.0, 1.0
 CONTROL_TIMES = 3

@@ -29,22 +29,22 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from tiercel.openmp import adopt_engine_environment
+from tiercel.system.openmp import adopt_engine_environment
 
 adopt_engine_environment()
 
-from tiercel.clock import MonotonicClock  # noqa: E402
 from tiercel.embedded import MODEL_DIR  # noqa: E402 - OpenMP reads the environment when torch is loaded
 from tiercel.engine.assembly import Engine, open_engine  # noqa: E402
 from tiercel.engine.step.flight import Flight, StepRunner  # noqa: E402
 from tiercel.engine.wake import Wake  # noqa: E402
-from tiercel.ids import SeqId, TenantId  # noqa: E402
-from tiercel.outcome import StepOutcome  # noqa: E402
-from tiercel.plan import StepPlan  # noqa: E402
-from tiercel.request import Request, SamplingParams, pack_tokens  # noqa: E402
-from tiercel.settings import EngineSettings  # noqa: E402
-from tiercel.tenant import Slo, Tenants, TenantShare  # noqa: E402
-from tiercel.wire import FromEngine, Report, SetSettings, SetTenants, Submit  # noqa: E402
+from tiercel.settings.settings import EngineSettings  # noqa: E402
+from tiercel.values.clock import MonotonicClock  # noqa: E402
+from tiercel.values.ids import SeqId, TenantId  # noqa: E402
+from tiercel.values.outcome import StepOutcome  # noqa: E402
+from tiercel.values.plan import StepPlan  # noqa: E402
+from tiercel.values.request import Request, SamplingParams, pack_tokens  # noqa: E402
+from tiercel.values.tenant import Slo, Tenants, TenantShare  # noqa: E402
+from tiercel.wire.frames import FromEngine, Report, SetSettings, SetTenants, Submit  # noqa: E402
 
 BUSY = TenantShare(name=TenantId("busy"), slo=Slo(kind="batch"))
 PERSON = TenantShare(name=TenantId("person"), slo=Slo(ttft_s=1.0))

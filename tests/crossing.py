@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tiercel.wire import Report
+from tiercel.wire.frames import Report
 
 _decoder = msgspec.msgpack.Decoder(Report)
 
@@ -11,6 +11,6 @@ def crossed(report: Report) -> Report:
     """Return a report as the HTTP process reads it.
 
     Errors: TypeError if a value is of a type that MessagePack does not know, such as a numpy scalar in a book. The
-    daemon makes a plain value of it (`tiercel.frame_body`); here the book is to be mended.
+    daemon makes a plain value of it (`tiercel.wire.encoding`); here the book is to be mended.
     """
     return _decoder.decode(msgspec.msgpack.encode(report))

@@ -17,26 +17,44 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+FLOOR = {"values", "system", "settings", "wire"}  # for which all others stand
 # Room -> rooms of ours that it may import. `kvcache.store` is a room of its own.
 OURS: dict[str, set[str]] = {
-    "tiercel": set(),
-    "device": {"tiercel"},
-    "kvcache": {"tiercel"},
-    "kvcache.store": {"tiercel", "kvcache", "device"},
-    "scheduler": {"tiercel"},
-    "engine": {"tiercel", "modelfile", "device", "kvcache", "kvcache.store", "scheduler"},
-    "server": {"tiercel", "fleet"},
-    "fleet": {"tiercel"},
-    "cluster": {"tiercel"},
-    "loadtest": {"tiercel"},
+    "values": set(),
+    "system": {"values"},
     "embedded": set(),
-    "modelfile": set(),
-    "simulation": {"tiercel", "device", "kvcache", "scheduler", "fleet"},
-    "cli": {"tiercel", "device", "kvcache", "kvcache.store", "engine", "server", "loadtest", "simulation", "scheduler"},
+    "modelfile": {"values", "system"},
+    "settings": {"values", "system"},
+    "wire": {"values", "settings"},
+    "device": {"values", "system", "settings"},
+    "kvcache": {"values"},
+    "kvcache.store": {"values", "system", "kvcache", "device"},
+    "scheduler": {"values", "settings"},
+    "engine": {*FLOOR, "modelfile", "device", "kvcache", "kvcache.store", "scheduler"},
+    "server": {*FLOOR, "modelfile", "fleet"},
+    "fleet": {"values"},
+    "cluster": {"values", "system", "settings"},
+    "loadtest": FLOOR,
+    "simulation": {"values", "settings", "wire", "device", "kvcache", "scheduler", "fleet"},
+    "cli": {
+        *FLOOR,
+        "modelfile",
+        "device",
+        "kvcache",
+        "kvcache.store",
+        "engine",
+        "server",
+        "loadtest",
+        "simulation",
+        "scheduler",
+    },
 }
 # Room -> what it may import beside the standard library.
 THEIRS: dict[str, set[str]] = {
-    "tiercel": {"msgspec"},
+    "values": {"msgspec"},
+    "system": set(),
+    "settings": {"msgspec"},
+    "wire": {"msgspec"},
     "device": {"torch", "numpy", "cuda", "xxhash"},
     "kvcache": {"msgspec", "xxhash", "numpy"},  # docs/decisions/0019-numpy-in-the-cache-books.md
     "kvcache.store": {"torch", "xxhash"},
@@ -66,16 +84,15 @@ THEIRS: dict[str, set[str]] = {
 }
 # What single files may import beyond their room.
 ALSO: dict[str, set[str]] = {
-    "tiercel/config.py": {"embedded"},
-    "tiercel/checkpoint.py": {"huggingface_hub", "modelfile"},
-    "tiercel/log.py": {"structlog"},
+    "settings/config.py": {"embedded", "modelfile"},
+    "modelfile/checkpoint.py": {"huggingface_hub"},
+    "system/log.py": {"structlog"},
     "server/http/guarded_protocol.py": {"httptools"},
     "server/batch/upload_form.py": {"python_multipart"},
     "server/grammar/worker.py": {"llguidance"},
     "server/tracing/export.py": {"opentelemetry"},
     "simulation/simulator.py": {"engine.loop"},
     "cli/simulate_input.py": {"yaml"},
-    "cli/check.py": {"modelfile"},
 }
 # The rooms of the server -> rooms of the server that they may import. The files of `server/` itself stand on top.
 SERVER: dict[str, set[str]] = {
@@ -88,7 +105,7 @@ SERVER: dict[str, set[str]] = {
     "host": {"engine"},
     "remote": {"engine"},
     "control": {"http", "engine", "tenancy"},
-    "batch": {"tenancy"},
+    "batch": {"http", "tenancy"},
     "metrics": {"engine", "tenancy"},
     "tracing": {"engine"},
     "api": {"http", "text", "grammar", "engine", "tenancy", "control", "batch", "metrics", "tracing"},
@@ -134,7 +151,12 @@ CATCH_ALL = {
     "server/grammar/worker.py": 1,  # llguidance's reader of GBNF raises bare ones
     "server/text/tokenizer.py": 1,  # tokenizers raises a bare Exception; anything else passes through
 }
-READS_ENVIRONMENT = {"tiercel/config.py", "tiercel/openmp.py", "engine/native/build.py", "engine/native/library.py"}
+READS_ENVIRONMENT = {
+    "settings/config.py",
+    "system/openmp.py",
+    "engine/native/build.py",
+    "engine/native/library.py",
+}
 # Files that may look at the wall clock, and what for. No timer does: it jumps.
 READS_WALL_CLOCK = {
     "server/composition.py": "the `created` fields of answers",
@@ -155,32 +177,16 @@ def _room(path: str) -> str:
 
 def _module(path: str) -> str:
     """Return the dotted name of a file."""
-    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return name if name.split(".")[0] == "tiercel" else f"tiercel.{name}"
-
-
-def _our_name(name: str) -> str | None:
-    """Return the part of a dotted name behind `tiercel.`, with the ground floor as `tiercel.x`; None if not ours."""
-    if name.split(".")[0] != "tiercel":
-        return None
-    rest = name.removeprefix("tiercel").removeprefix(".")
-    return rest if rest.split(".")[0] in OURS else name
+    return f"tiercel.{path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
 
 
 PACKAGE = ROOT / "tiercel"
-FILES = sorted(
-    file.relative_to(ROOT if file.parent == PACKAGE else PACKAGE).as_posix() for file in PACKAGE.rglob("*.py")
-)
-"""Files of rooms from the package's folder, `engine/loop.py`; those of the ground floor with it, `tiercel/ids.py`."""
-
-
-def _file(path: str) -> Path:
-    return (ROOT if path.startswith(("tiercel/", *(f"{folder}/" for folder in BESIDE))) else PACKAGE) / path
+FILES = sorted(file.relative_to(PACKAGE).as_posix() for file in PACKAGE.glob("*/**/*.py"))  # engine/loop.py, ...
 
 
 @cache
 def _tree(path: str) -> ast.Module:
-    return ast.parse(_file(path).read_text(encoding="utf-8"), path)
+    return ast.parse((PACKAGE / path).read_text(encoding="utf-8"), path)
 
 
 @cache
@@ -229,17 +235,15 @@ def _reads(names: set[str]) -> list[str]:
 
 def test_every_room_is_in_the_table() -> None:
     folders = {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
-    assert folders | {"tiercel", "kvcache.store"} == set(OURS)
+    assert folders | {"kvcache.store"} == set(OURS)
+    assert [file.name for file in PACKAGE.glob("*.py")] == ["__init__.py"]
 
 
 def _may_import(path: str, name: str) -> bool:
-    room, top, ours = _room(path), name.split(".")[0], _our_name(name)
-    if ours is not None:
-        target = _room(ours)
-        return target == room or target in OURS[room] or _is_within(ours, ALSO.get(path, set()))
-    if top in sys.stdlib_module_names:
-        return True
-    return top in THEIRS[room] | ALSO.get(path, set())
+    room, (top, _, rest) = _room(path), name.partition(".")
+    if top == "tiercel":
+        return rest == "__version__" or _room(rest) in {room, *OURS[room]} or _is_within(rest, ALSO.get(path, set()))
+    return top in sys.stdlib_module_names or top in THEIRS[room] | ALSO.get(path, set())
 
 
 def test_imports_follow_the_table() -> None:
@@ -317,7 +321,7 @@ def test_imports_inside_functions_state_a_reason() -> None:
 
 def _is_explained(path: str, index: int) -> bool:
     """A `# lazy: reason` on the line itself, or above it before any line that is no import and no comment."""
-    lines = _file(path).read_text(encoding="utf-8").splitlines()
+    lines = (PACKAGE / path).read_text(encoding="utf-8").splitlines()
     if "# lazy:" in lines[index]:
         return True
     for line in reversed(lines[:index]):
@@ -402,7 +406,7 @@ DAEMONS = {
     "tiercel.server.grammar.worker",
     "tiercel.cluster.ray_app",
 }
-_STREAMS = "tiercel/standard_streams.py"  # writes to standard output and standard error for all of them
+_STREAMS = "system/standard_streams.py"  # writes to standard output and standard error for all of them
 _BUILD = "engine/native/build.py"  # a program of the build: the package's build runs it before anything is installed
 _WRITERS = {"print", "rprint", "echo", "secho", "pprint", "print_exc", "print_exception", "print_stack", "print_tb"}
 _WRITERS |= {"StreamHandler", "basicConfig", "showwarning", "breakpoint", "input"}  # the log has a handler of its own
@@ -516,7 +520,7 @@ def test_no_two_classes_share_a_name() -> None:
 
 
 def test_files_have_one_reason_to_exist() -> None:
-    lines = {path: len(_file(path).read_text(encoding="utf-8").splitlines()) for path in FILES}
+    lines = {path: len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert not {path: count for path, count in lines.items() if count > MAX_LINES and path not in LONG_FILES}
 
 
@@ -555,7 +559,7 @@ def _import_without_torch(modules: list[str], *others: str) -> str:
 
 @pytest.mark.parametrize(
     ("rooms", "others"),
-    [(("tiercel", "fleet", "scheduler", "server"), ("numpy",)), (("kvcache", "simulation", "cli", "loadtest"), ())],
+    [((*FLOOR, "fleet", "scheduler", "server"), ("numpy",)), (("kvcache", "simulation", "cli", "loadtest"), ())],
 )
 def test_the_rooms_live_without_torch(rooms: tuple[str, ...], others: tuple[str, ...]) -> None:
     """The second ones work on arrays, or a room that they import does (decision 19), or count results."""
@@ -593,9 +597,9 @@ def test_three_rooms_can_be_opened_from_the_top_level() -> None:
 
 def test_no_room_is_imported_by_its_bare_name() -> None:
     """A stranger's `loadtest.py` on PYTHONPATH would be imported in its place."""
-    rooms = "|".join({name.split(".")[0] for name in OURS} - {"tiercel"})
+    rooms = "|".join({name.split(".")[0] for name in OURS})
     bare = re.compile(rf"^\s*(from|import) ({rooms})\b|\bimport (\w+, )+({rooms})\.", re.MULTILINE)
-    files = [*map(_file, FILES), *(file for folder in BESIDE for file in (ROOT / folder).rglob("*.py"))]
+    files = [*map(PACKAGE.joinpath, FILES), *(file for folder in BESIDE for file in (ROOT / folder).rglob("*.py"))]
     assert not [str(file) for file in files if bare.search(file.read_text(encoding="utf-8"))]
 
 

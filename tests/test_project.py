@@ -15,8 +15,8 @@ from tiercel.cli.chat import chat
 from tiercel.cli.collect_env import collect_env
 from tiercel.cli.flags import with_settings
 from tiercel.cli.serve import serve
-from tiercel.settings import SETTINGS
-from tiercel.vllm_flags import CONFIGS, HARMLESS, REFUSED
+from tiercel.settings.settings import SETTINGS
+from tiercel.settings.vllm_flags import CONFIGS, HARMLESS, REFUSED
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 import httpx
 
 from benchmarks.cpu.timings import AnswerTimes
-from tiercel.clock import MonotonicClock
 from tiercel.loadtest.client.answer import Answer
 from tiercel.loadtest.client.connection import ArrivingBody
 from tiercel.loadtest.client.http1 import BODY, SENT_S, Http1Transport
 from tiercel.loadtest.client.sender import tls_context
+from tiercel.values.clock import MonotonicClock
 
 _CONNECT_S = 30.0
 _TIMEOUT_S = 600.0

@@ -21,7 +21,7 @@ from tiercel.engine.models.precision import CpuProducts, Precision, choose_preci
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.native.library import NativeLibrary, load_library
 from tiercel.engine.native.linear import PACKED_DTYPES
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
 
 ROWS = (1, 4, 8, 16, 32, 64, 256, 1024, 2048)
 CONTEXTS = (512, 1024, 2048, 4096)

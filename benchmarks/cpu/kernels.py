@@ -27,7 +27,7 @@ from benchmarks.cpu.refusal import refuse
 from benchmarks.cpu.report import judgements_of, tables
 from benchmarks.cpu.results import KernelResults, KernelRow, write_results
 from benchmarks.cpu.versions import own_versions
-from tiercel.openmp import adopt_engine_environment
+from tiercel.system.openmp import adopt_engine_environment
 
 if TYPE_CHECKING:
     from benchmarks.cpu.kernel_trials import KernelTrials, TimedWork

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from benchmarks.cpu.limits import READ, measure_limits
 from benchmarks.cpu.processor import ProcessorClass, read_processor
 from benchmarks.cpu.refusal import refuse
-from tiercel.openmp import adopt_engine_environment
+from tiercel.system.openmp import adopt_engine_environment
 
 if TYPE_CHECKING:
     import torch

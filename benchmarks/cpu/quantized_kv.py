@@ -26,7 +26,7 @@ from tiercel.engine.forward.kv_cache import width_of
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.precision import CpuProducts, dtype_name
 from tiercel.engine.native.library import load_library
-from tiercel.openmp import adopt_engine_environment
+from tiercel.system.openmp import adopt_engine_environment
 
 SHAPES = {"qwen05b": (14, 2, 64), "llama1b": (32, 8, 64), "head128": (32, 8, 128)}
 """Query heads, key heads and head_dim."""

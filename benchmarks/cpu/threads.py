@@ -27,7 +27,7 @@ from typing import Self
 
 from benchmarks.checks import missed_checks
 from tiercel.embedded import MODEL_DIR
-from tiercel.openmp import engine_environment
+from tiercel.system.openmp import engine_environment
 
 PROMPT_TOKENS = 16
 ANSWER_TOKENS = 24
@@ -38,11 +38,11 @@ DEFAULT_SPINS = "300000"  # of libgomp
 def serve(model: str, streams: int, is_fixed: bool) -> None:
     """Answer each line of standard input, a number of seconds, with the tokens per second of decoding for that time."""
     # lazy: the parent process does not need torch
-    from tiercel.clock import MonotonicClock
     from tiercel.device.cpu import CpuDevice
     from tiercel.engine.offline import OfflineEngine, OfflineRequest
-    from tiercel.request import SamplingParams, pack_tokens
-    from tiercel.settings import EngineSettings
+    from tiercel.settings.settings import EngineSettings
+    from tiercel.values.clock import MonotonicClock
+    from tiercel.values.request import SamplingParams, pack_tokens
 
     clock, rng = MonotonicClock(), random.Random(1)
     settings = EngineSettings(

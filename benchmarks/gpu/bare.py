@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tiercel.clock import Clock, MonotonicClock
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.offline import Inbox
 from tiercel.engine.wake import Wake
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import Clock, MonotonicClock
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from statistics import median
 
 from benchmarks.gpu.dummy import LLAMA_3_8B, write_model
 from tiercel.cli.bench_offline import engine_requests, plan_offline
-from tiercel.clock import MonotonicClock
 from tiercel.engine.offline import OfflineEngine, OfflineRequest, OfflineRun
 from tiercel.loadtest.load.request_list import ListedRequest
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import MonotonicClock
 
 VOCAB = 100_000  # prompts are drawn from the ids below this
 UNBOUND = {"tbt_goal": 0, "calibration_seconds": 0}  # steps of the full token budget, as in other engines

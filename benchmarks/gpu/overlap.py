@@ -26,7 +26,6 @@ from benchmarks.gpu.green import SplitDevice, splits
 from benchmarks.gpu.kernels import processors
 from benchmarks.gpu.pool import Pool
 from benchmarks.gpu.timing import DEVICE, captured, elapsed_ms
-from tiercel.clock import MonotonicClock
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.triton import TritonAttention
@@ -36,8 +35,9 @@ from tiercel.engine.measure.overlap_search import OverlapBench
 from tiercel.engine.models.base import kv_spec
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.registry import load_model
-from tiercel.errors import DeviceError
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.errors import DeviceError
 
 CONTEXT = 1280  # tokens of a decode: the middle of an answer of 512 tokens after a prompt of 1,024
 HALVES = ((512, 768), (512, 2048), (256, 256), (512, 1024))  # decodes, tokens of the step

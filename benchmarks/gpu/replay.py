@@ -15,13 +15,13 @@ from benchmarks.gpu.bare import Bare, open_bare
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engine import engine_settings
 from tiercel.engine.assembly import Engine
-from tiercel.errors import TiercelError
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import RouteGauges
-from tiercel.request import Request, SamplingParams
-from tiercel.tenant import LAST_BAND, Tenants, TenantShare
-from tiercel.tier import Route
-from tiercel.wire import SetTenants, Submit
+from tiercel.values.errors import TiercelError
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import RouteGauges
+from tiercel.values.request import Request, SamplingParams
+from tiercel.values.tenant import LAST_BAND, Tenants, TenantShare
+from tiercel.values.tier import Route
+from tiercel.wire.frames import SetTenants, Submit
 
 CONVERSATIONS = 24
 SEED = 2

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.dummy import LLAMA_3_8B, write_model
 from benchmarks.gpu.engine import UNBOUND, asked, device_s, draw, engine_settings, open_engine
-from tiercel.errors import TiercelError
+from tiercel.values.errors import TiercelError
 
 STREAMS, PROMPT, OUTPUT = 64, 1024, 256
 FLAGS: dict[str, object] = {

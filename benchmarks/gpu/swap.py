@@ -12,10 +12,10 @@ from benchmarks.gpu.engine import VOCAB, asked, draw, engine_settings, open_engi
 from benchmarks.gpu.traffic import Traffic
 from tiercel.device.base import Device
 from tiercel.device.cuda import open_cuda
-from tiercel.errors import TiercelError
-from tiercel.ids import SeqId
-from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.wire import Submit
+from tiercel.values.errors import TiercelError
+from tiercel.values.ids import SeqId
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import Submit
 
 STREAMS, PROMPT, OUTPUT = 64, 1024, 160
 TURNS = 3  # of busy and idle each, alternating

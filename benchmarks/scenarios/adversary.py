@@ -2,15 +2,15 @@
 
 import random
 
-from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import linear_times
 from tiercel.scheduler.fairness import TenantBook
 from tiercel.simulation.gap import GapMeter
 from tiercel.simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
 from tiercel.simulation.workload import PromptPart, SimRequest, Sources
-from tiercel.tenant import TenantShare
-from tiercel.wire import Abort
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.tenant import TenantShare
+from tiercel.wire.frames import Abort
 
 MOODS = ("flood", "hog", "giant", "pulse", "shy", "echo", "trickle", "settle", "idle")
 ALWAYS = ("flood", "hog", "giant")

@@ -2,13 +2,13 @@
 
 from collections.abc import Container, Iterator
 
-from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.fairness import NoFairness
 from tiercel.scheduler.policy import Policy
+from tiercel.values.ids import SeqId
 
 
 class LongestPrefix(Policy):

@@ -6,8 +6,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from benchmarks.scenarios.longest_prefix import LongestPrefix
-from tiercel.ids import TenantId
-from tiercel.process_settings import PolicyName
 from tiercel.scheduler.cost import linear_times
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.result import SimResult, figures
@@ -21,7 +19,8 @@ from tiercel.simulation.workload import (
     draw_requests,
     ordered_workload,
 )
-from tiercel.tenant import Slo, TenantShare
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import PolicyName, Slo, TenantShare
 
 # A step of 40 decodes and 256 prompt tokens takes 19 ms.
 SMALL = SimSettings(

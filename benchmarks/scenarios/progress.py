@@ -8,14 +8,13 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.errors import InvariantError
-from tiercel.ids import SeqId, TenantId
-from tiercel.plan import Plan, Slice, whole_slices
-from tiercel.process_settings import PolicyName
 from tiercel.scheduler.cost import StepCosts, linear_times, work_by_payer
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest, Sources
-from tiercel.tenant import TenantShare
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.plan import Plan, Slice, whole_slices
+from tiercel.values.tenant import PolicyName, TenantShare
 
 WINDOW_STEPS = 1000
 

@@ -6,12 +6,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tiercel.fleet.router import SHARE_QUANTUM_MS
-from tiercel.ids import TenantId
 from tiercel.scheduler.cost import linear_times
 from tiercel.simulation.fleet import FleetSimSettings, FleetSimulation, Placement
 from tiercel.simulation.simulator import SimSettings
 from tiercel.simulation.workload import PromptPart, SimRequest, Sources
-from tiercel.tenant import TenantShare
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import TenantShare
 
 # A step of 8 decodes and 128 prompt tokens takes 30 ms.
 ENGINE = SimSettings(

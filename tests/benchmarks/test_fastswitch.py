@@ -11,7 +11,7 @@ from benchmarks import fastswitch, fastswitch_replay, fastswitch_trace
 from benchmarks.fastswitch_replay import ALL_OFF, BUILDS, FULL, NO_REUSE, Build, Replay, Result
 from benchmarks.fastswitch_trace import Pattern
 from tests.seeds import fast_and_slow
-from tiercel.errors import InvariantError
+from tiercel.values.errors import InvariantError
 
 FREQUENCY = 0.25  # updates per step: many switches in few steps
 TRACE = fastswitch_trace.conversations(16, seed=0, scale=0.15)

@@ -56,7 +56,7 @@ from tiercel.engine.models.dense_routes import open_products
 from tiercel.engine.models.device_linear import DeviceLinear
 from tiercel.engine.models.quantized_weight import QuantizedWeight
 from tiercel.engine.offline import OfflineAnswer, OfflineEngine, OfflineRun
-from tiercel.outcome import Gauges
+from tiercel.values.outcome import Gauges
 
 CPU = torch.device("cpu")
 SMALL = Case("small", 4, 2, 16, longest=40)

@@ -13,7 +13,7 @@ from tests.browser.site import Site, full_gauges, site
 from tests.server.builders import build_byte_level
 from tests.server.fake_engine import Script
 from tests.server.harness import TEMPLATE
-from tiercel.wire import Report
+from tiercel.wire.frames import Report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from tests.e2e.daemon import Daemon
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, running, server_settings, text_body
-from tiercel.ids import TenantId
-from tiercel.outcome import DiskState, FairGauges, Gauges, RouteGauges, TenantBlocks, TenantGauges, TierGauges
-from tiercel.tier import Route, Tier
-from tiercel.wire import FromEngine
+from tiercel.values.ids import TenantId
+from tiercel.values.outcome import DiskState, FairGauges, Gauges, RouteGauges, TenantBlocks, TenantGauges, TierGauges
+from tiercel.values.tier import Route, Tier
+from tiercel.wire.frames import FromEngine
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.browser.site import Site, full_gauges, site, visit, wait_redraws
 from tests.server.fake_engine import Script
-from tiercel.wire import Report
+from tiercel.wire.frames import Report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

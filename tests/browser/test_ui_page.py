@@ -9,9 +9,9 @@ from msgspec import structs
 
 from tests.browser.site import REDRAWS, Site, full_gauges, site, type_key, visible, visit, wait_redraws
 from tests.server.fake_engine import Script
-from tiercel.outcome import Gauges, RouteGauges
-from tiercel.tier import Route
-from tiercel.wire import Report
+from tiercel.values.outcome import Gauges, RouteGauges
+from tiercel.values.tier import Route
+from tiercel.wire.frames import Report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

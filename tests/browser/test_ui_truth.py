@@ -11,7 +11,7 @@ from tests.browser.site import Site, full_gauges, samples_of, shown, site, visit
 from tests.e2e.daemon import daemon
 from tests.server.fake_engine import Script
 from tiercel.server.ui.past import PERIOD_S
-from tiercel.wire import Report
+from tiercel.wire.frames import Report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route

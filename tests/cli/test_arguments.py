@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tiercel.cli.arguments import translate
-from tiercel.errors import ConfigError
-from tiercel.settings import SETTINGS
-from tiercel.vllm_flags import CONFIGS, HARMLESS, IN_GIB, OTHER_NAMES, REFUSED, RENAMED, SHORT, Harmless
+from tiercel.settings.settings import SETTINGS
+from tiercel.settings.vllm_flags import CONFIGS, HARMLESS, IN_GIB, OTHER_NAMES, REFUSED, RENAMED, SHORT, Harmless
+from tiercel.values.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 SWITCHES = [name for name, flag in HARMLESS.items() if flag.takes == "nothing"]

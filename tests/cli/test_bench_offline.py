@@ -15,8 +15,8 @@ from tests.seeds import fast_and_slow
 from tiercel.cli.bench import bench_app
 from tiercel.cli.main import main
 from tiercel.loadtest.load.request_list import read_requests
-from tiercel.option import flag_name
-from tiercel.settings import SETTINGS
+from tiercel.settings.option import flag_name
+from tiercel.settings.settings import SETTINGS
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -13,7 +13,7 @@ from tests.loadtest.builders import log_of, stub_server
 from tiercel.cli.bench_serve import spell_out
 from tiercel.cli.main import main
 from tiercel.loadtest.settings import BenchSettings
-from tiercel.option import flag_name
+from tiercel.settings.option import flag_name
 
 # What load-test users know, with the defaults that they know.
 _KNOWN = """

@@ -13,7 +13,7 @@ import pytest
 
 from tiercel.cli.config_page import reference
 from tiercel.cli.main import main
-from tiercel.settings import SETTINGS
+from tiercel.settings.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

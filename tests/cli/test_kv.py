@@ -12,7 +12,7 @@ import pytest
 from tiercel.cli.main import main
 from tiercel.device.volume import open_volume
 from tiercel.device.volume_format import ALIGN, FORMAT_VERSION, JOURNAL_NAME, VOLUME_NAME, slot_bytes
-from tiercel.kv_folder import LOCK_NAME
+from tiercel.system.kv_folder import LOCK_NAME
 
 Captured = pytest.CaptureFixture[str]
 BLOCK = 8192

@@ -10,8 +10,8 @@ from typer.main import get_command
 from tests.addresses import IMPOSSIBLE_URLS
 from tiercel.cli.flags import COMMON
 from tiercel.cli.main import build_app, main
-from tiercel.errors import ConfigError
 from tiercel.loadtest.settings import BenchSettings
+from tiercel.values.errors import ConfigError
 
 _FLAGS = ("--url", "--base-url")
 _KEY = ["--admin-key", "k"]

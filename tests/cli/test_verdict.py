@@ -15,8 +15,8 @@ from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.precision import CpuProducts
 from tiercel.engine.models.registry import examine_model, load_model
 from tiercel.engine.native.library import load_library
-from tiercel.errors import ConfigError
-from tiercel.settings import EngineSettings, LoadFormat
+from tiercel.settings.settings import EngineSettings, LoadFormat
+from tiercel.values.errors import ConfigError
 
 CPU = torch.device("cpu")
 SIZES: dict[str, object] = {

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from tiercel.embedded import MODEL_DIR
-from tiercel.request import Request, unpack_tokens
+from tiercel.values.request import Request, unpack_tokens
 
 Tree = dict[str, Any]  # Any: a JSON document
 END = 2  # <|im_end|>

@@ -13,8 +13,8 @@ from pathlib import Path
 from tests.clients.following_model import END, FollowingModel
 from tests.e2e.daemon import Daemon, daemon
 from tests.server.fake_engine import FakeEngine, Script
-from tiercel.settings import EngineSettings
-from tiercel.step_record import StepRecord
+from tiercel.settings.settings import EngineSettings
+from tiercel.wire.step_record import StepRecord
 
 PROGRAM = (sys.executable, "-m", "tests.clients.following_server")
 ROOT = Path(__file__).parents[2]

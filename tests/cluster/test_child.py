@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.cluster.child import BoundChild
-from tiercel.errors import TiercelError
+from tiercel.values.errors import TiercelError
 
 FIRST = "print('serves at port 7', flush=True)"
 PATTERN = r"serves at (port \d)"

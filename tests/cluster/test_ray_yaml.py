@@ -9,8 +9,8 @@ from msgspec.structs import fields
 from pydantic import ValidationError
 
 from tiercel.cluster.fleet_args import FleetArgs
-from tiercel.exposure import check_exposure
-from tiercel.settings import EngineSettings, ServerSettings
+from tiercel.settings.exposure import check_exposure
+from tiercel.settings.settings import EngineSettings, ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "ray" / "ray.yaml").read_text(encoding="utf-8"))

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from tests.crossing import crossed
 from tests.foreign import foreign_numbers
-from tiercel.clock import MonotonicClock
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.step.flight import StepRunner
 from tiercel.engine.wake import Wake
-from tiercel.ids import SeqId
-from tiercel.outcome import Finished, Gauges, PromptReading, TokenLogprobs
-from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.settings import EngineSettings
-from tiercel.wire import FromEngine, Report, Submit
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import Finished, Gauges, PromptReading, TokenLogprobs
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import FromEngine, Report, Submit
 
 
 @dataclass

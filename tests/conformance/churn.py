@@ -9,9 +9,9 @@ import torch
 
 from tests.conformance.bench import EngineBench
 from tests.conformance.models import VOCAB_SIZE, make_checkpoint
-from tiercel.request import SamplingParams
-from tiercel.settings import PreemptionMode
-from tiercel.tier import Tier
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.request import SamplingParams
+from tiercel.values.tier import Tier
 
 MARGIN = 1e-4
 OUTPUTS = 64  # tokens

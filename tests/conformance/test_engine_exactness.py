@@ -14,8 +14,8 @@ import torch
 
 from tests.conformance.bench import EngineBench
 from tests.conformance.models import MAX_LENGTH, MIXTURES, VOCAB_SIZE, Family, make_checkpoint
-from tiercel.ids import SeqId
-from tiercel.request import SamplingParams
+from tiercel.values.ids import SeqId
+from tiercel.values.request import SamplingParams
 
 FAMILIES: tuple[Family, ...] = ("llama3", "mistral", "qwen2", "qwen3", *MIXTURES, "gpt2", "gemma3", "phi3")
 FEW: tuple[Family, ...] = ("llama3", "qwen2", "gemma3", "qwen3_moe")  # without `make test-slow`

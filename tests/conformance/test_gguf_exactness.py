@@ -19,7 +19,7 @@ from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.native.library import find_library
 from tiercel.modelfile.folder import unfold_model
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 CASES = [

@@ -10,8 +10,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tests.conformance.bench import EngineBench
 from tiercel.embedded import MODEL_DIR
-from tiercel.outcome import FinishReason
-from tiercel.request import SamplingParams
+from tiercel.values.outcome import FinishReason
+from tiercel.values.request import SamplingParams
 
 SCHEMAS = (
     {

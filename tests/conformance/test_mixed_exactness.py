@@ -23,7 +23,7 @@ from tiercel.engine.models.registry import load_model, open_ops
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import CpuClass
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
 
 CPU = torch.device("cpu")
 CLASSES = [pytest.param(CpuClass.PORTABLE, marks=pytest.mark.slow), CpuClass.AVX2]

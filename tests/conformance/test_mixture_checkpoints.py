@@ -29,9 +29,9 @@ from tiercel.engine.models.activation_rounding import quantize_weight
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.native.library import find_library
-from tiercel.errors import ConfigError
-from tiercel.request import SamplingParams
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import ConfigError
+from tiercel.values.request import SamplingParams
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)

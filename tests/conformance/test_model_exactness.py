@@ -26,7 +26,7 @@ from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.native.library import load_library
-from tiercel.settings import EngineSettings, ModelImpl
+from tiercel.settings.settings import EngineSettings, ModelImpl
 
 TOLERANCE = 1e-4  # of a logit, float32
 MARGIN = 1e-4  # between the two likeliest tokens, below which another token is accepted

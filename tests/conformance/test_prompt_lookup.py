@@ -9,7 +9,7 @@ import torch
 from tests.conformance.bench import EngineBench
 from tests.conformance.models import VOCAB_SIZE, Family, make_checkpoint
 from tests.seeds import fresh_seeds
-from tiercel.request import SamplingParams
+from tiercel.values.request import SamplingParams
 
 OUTPUTS = 60
 

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from tests.conformance.bench import EngineBench
 from tests.conformance.models import VOCAB_SIZE, Family, make_checkpoint
 from tests.seeds import fast_and_slow, fresh_seeds
-from tiercel.outcome import PromptReading
-from tiercel.request import SamplingParams
+from tiercel.values.outcome import PromptReading
+from tiercel.values.request import SamplingParams
 
 FAMILIES: tuple[Family, ...] = ("llama3", "qwen3", "gpt2", "gemma3")
 LOGPROB_ERROR = 1e-4

@@ -34,7 +34,7 @@ from tiercel.engine.models.registry import load_model
 from tiercel.engine.models.triton_ops import TritonOps
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint
 from tiercel.engine.native.library import find_library
-from tiercel.settings import Dtype, EngineSettings
+from tiercel.settings.settings import Dtype, EngineSettings
 
 CPU = torch.device("cpu")
 LENGTH = 40  # tokens

@@ -17,9 +17,9 @@ from tests.conformance.bench import EngineBench
 from tests.conformance.models import VOCAB_SIZE, Family, make_checkpoint
 from tests.conformance.test_tiers_exactness import hit_tokens, route_bytes
 from tiercel.engine.native.library import load_library
-from tiercel.request import SamplingParams
-from tiercel.settings import CacheDtype
-from tiercel.tier import Route, Tier
+from tiercel.settings.settings import CacheDtype
+from tiercel.values.request import SamplingParams
+from tiercel.values.tier import Route, Tier
 
 CACHES: tuple[CacheDtype, ...] = ("int8", "fp8")
 OUTPUTS = 40  # tokens

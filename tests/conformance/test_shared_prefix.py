@@ -8,8 +8,8 @@ import pytest
 from tests.conformance.bench import EngineBench
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.step.flight import Flight, StepRunner
-from tiercel.ids import SeqId
-from tiercel.plan import StepPlan, whole_slices
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import StepPlan, whole_slices
 
 COUNT, SHARED, OWN = 32, 512, 64
 

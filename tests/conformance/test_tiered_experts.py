@@ -29,9 +29,9 @@ from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.registry import build_beside_ssd, load_model
 from tiercel.engine.models.tiered_experts import ExpertTier
 from tiercel.engine.native.library import NativeLibrary, find_library
-from tiercel.errors import ConfigError, DeviceLostError
-from tiercel.request import SamplingParams
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import ConfigError, DeviceLostError
+from tiercel.values.request import SamplingParams
 
 CPU = torch.device("cpu")
 SEED = fresh_seeds(1)[0]

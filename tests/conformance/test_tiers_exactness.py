@@ -16,7 +16,7 @@ from tests.conformance.test_engine_exactness import (
     exact,
     reference,
 )
-from tiercel.tier import Route, Tier
+from tiercel.values.tier import Route, Tier
 
 __all__ = ["exact", "reference"]  # fixtures
 

@@ -15,8 +15,8 @@ from tests.seeds import fresh_seeds
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.logit_mask import LogitMask, read_logit_mask
 from tiercel.engine.models.registry import load_model
-from tiercel.request import SamplingParams
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.request import SamplingParams
 
 CPU = torch.device("cpu")
 SEED = fresh_seeds(1)[0]

@@ -21,8 +21,8 @@ from tiercel.device.cuda_copy import CudaCopyLane
 from tiercel.device.cuda_driver import CopyAttributes, CudaDriver, SourceOrder
 from tiercel.device.extents import Extents
 from tiercel.device.pinned import PinnedMemory
-from tiercel.errors import DeviceError
-from tiercel.tier import Route, Verdict
+from tiercel.values.errors import DeviceError
+from tiercel.values.tier import Route, Verdict
 
 BLOCK = 2 * mmap.PAGESIZE
 BLOCKS = 40

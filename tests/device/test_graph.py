@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tiercel.device.graph import CudaGraphRecorder, is_from_shortage
-from tiercel.errors import DeviceError, OutOfDeviceMemoryError
+from tiercel.values.errors import DeviceError, OutOfDeviceMemoryError
 
 
 def broken_off(first: Exception) -> RuntimeError:

@@ -15,7 +15,7 @@ from tiercel.device.host_pages import HUGE_PAGE_BYTES, collapse, map_file
 from tiercel.device.pinned import PinnedMemory
 from tiercel.kvcache.store.arena import open_arena
 from tiercel.kvcache.store.memory_file import layout_of
-from tiercel.tier import KVSpec
+from tiercel.values.tier import KVSpec
 
 PAGE = mmap.PAGESIZE
 SPEC = KVSpec(layers=3, kv_heads=1, head_dim=64, block_size=16, dtype="float16")  # 12 KiB a block

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tiercel.clock import ManualClock
 from tiercel.device.cpu import CpuDevice, CpuLane, InlineLane
 from tiercel.device.registry import open_device
 from tiercel.device.team import Team
-from tiercel.errors import ConfigError
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import ConfigError
 
 
 def test_jobs_run_in_order_beside_the_caller() -> None:

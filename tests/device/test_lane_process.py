@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tiercel.openmp import engine_environment
+from tiercel.system.openmp import engine_environment
 
 _IDLE = """
 import time

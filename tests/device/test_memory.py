@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.device import memory
-from tiercel.units import GIB, MIB
+from tiercel.values.units import GIB, MIB
 
 
 def machine(root: Path, *, available: int, total: int, groups: str = "") -> tuple[Path, Path]:

@@ -13,9 +13,9 @@ import torch
 from tests.device.fake_cuda import FakeLibrary
 from tiercel.device.cpu import CpuDevice
 from tiercel.device.pinned import PinnedMemory
-from tiercel.errors import DeviceError
 from tiercel.kvcache.store.arena import open_arena
-from tiercel.tier import KVSpec
+from tiercel.values.errors import DeviceError
+from tiercel.values.tier import KVSpec
 
 PAGE = mmap.PAGESIZE
 

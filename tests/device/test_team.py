@@ -6,8 +6,8 @@ import random
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.clock import ManualClock
 from tiercel.device.team import WINDOW_S, Team, TeamWidth
+from tiercel.values.clock import ManualClock
 
 
 class Machine:

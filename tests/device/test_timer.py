@@ -1,7 +1,7 @@
 """Timing of device work."""
 
-from tiercel.clock import ManualClock
 from tiercel.device.cpu import InlineLane
+from tiercel.values.clock import ManualClock
 
 
 def test_a_lane_that_computes_itself_is_timed_by_the_clock() -> None:

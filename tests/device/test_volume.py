@@ -20,8 +20,8 @@ from tiercel.device.volume import Volume, open_volume
 from tiercel.device.volume_file import FileCalls, is_aligned
 from tiercel.device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, slot_bytes
 from tiercel.device.volume_layout import fit_layout
-from tiercel.errors import ConfigError
-from tiercel.kv_folder import LOCK_NAME, lock_folder, lock_holder
+from tiercel.system.kv_folder import LOCK_NAME, lock_folder, lock_holder
+from tiercel.values.errors import ConfigError
 
 BLOCK = 12_288
 CAPACITY = 1 << 20

@@ -15,7 +15,7 @@ import pytest
 
 from tiercel.device.volume import Volume, open_volume
 from tiercel.device.volume_file import FileCalls
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 BLOCK, CAPACITY, KIND = 12_288, 1 << 19, b"model and layout"
 BLOCKS = 6

@@ -10,10 +10,10 @@ import pytest
 
 from tests.docker.reading import BASE, DOCKER, DOCKERFILES, OVERLAYS, Tree, compose, last_stage, merged, seconds, text
 from tests.docker.test_dockerfile import PROBE
-from tiercel.config import resolve
-from tiercel.engine_address import read_address, read_engines
-from tiercel.errors import ConfigError
-from tiercel.settings import SETTINGS
+from tiercel.settings.config import resolve
+from tiercel.settings.engine_address import read_address, read_engines
+from tiercel.settings.settings import SETTINGS
+from tiercel.values.errors import ConfigError
 
 # Keys of the compose specification that may be used here, so that a misspelt key is found.
 TOP = {"name", "services", "volumes", "secrets"}

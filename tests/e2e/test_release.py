@@ -7,13 +7,13 @@ import pytest
 
 from tests.e2e.test_restart import HandEngine
 from tiercel.embedded import MODEL_DIR
-from tiercel.errors import ConfigError
-from tiercel.kv_folder import lock_folder
 from tiercel.server.engine.child import EngineChild, engine_command
 from tiercel.server.engine.inherited import InheritedResources
-from tiercel.settings import EngineSettings
-from tiercel.tier import Route
-from tiercel.wire import DiskReleased, ReleaseDisk, encode_frame
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.kv_folder import lock_folder
+from tiercel.values.errors import ConfigError
+from tiercel.values.tier import Route
+from tiercel.wire.frames import DiskReleased, ReleaseDisk, encode_frame
 
 PROMPT = [100 + number * 7919 % 1000 for number in range(500)]
 BLOCKS = len(PROMPT) // 16

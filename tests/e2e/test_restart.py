@@ -17,14 +17,14 @@ from tests.e2e.daemon import TIERCEL, Daemon, daemon
 from tests.e2e.prompts import MIN_TOKENS, ONE_THREAD, PROMPTS, cached_tokens, text
 from tests.seeds import fast_and_slow
 from tiercel.embedded import MODEL_DIR
-from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, Gauges
-from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
 from tiercel.server.engine.child import EngineChild, engine_command
 from tiercel.server.engine.inherited import InheritedResources
-from tiercel.settings import EngineSettings
-from tiercel.tier import Route
-from tiercel.wire import FrameReader, FromEngine, Ready, Report, Start, Submit, encode_frame
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import Finished, FinishReason, Gauges
+from tiercel.values.request import Request, SamplingParams, pack_tokens, unpack_tokens
+from tiercel.values.tier import Route
+from tiercel.wire.frames import FrameReader, FromEngine, Ready, Report, Start, Submit, encode_frame
 
 KILLS = 20
 PATIENCE_S = 60.0

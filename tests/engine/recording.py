@@ -29,16 +29,16 @@ from tiercel.engine.step.mixed_graphs import MixedGraphs, record_mixed_graphs
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import DeviceFlight, Runner
 from tiercel.engine.step.staging import Carrier, HostRing, KernelCarrier, Staging
-from tiercel.errors import OutOfDeviceMemoryError
-from tiercel.ids import SeqId, SlotId
-from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
-from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.prompt_lookup import PromptLookup
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.wire import Abort
+from tiercel.values.errors import OutOfDeviceMemoryError
+from tiercel.values.ids import SeqId, SlotId
+from tiercel.values.plan import NanoBatch, Slice, StepPlan, TableUpdate
+from tiercel.values.request import Request, SamplingParams, pack_tokens, unpack_tokens
+from tiercel.wire.frames import Abort
 
 VOCAB = 11
 

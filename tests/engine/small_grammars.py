@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tiercel.engine.grammar_queue import CompileEnd
 from tiercel.engine.sampling import Grammar, GrammarCompiler, open_compiler
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import GrammarGauges
-from tiercel.request import Request
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import GrammarGauges
+from tiercel.values.request import Request
 
 LETTERS = "abcdefghij"
 END_TOKEN = 3  # the other ten ids are the letters, in order

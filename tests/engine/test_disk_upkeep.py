@@ -6,15 +6,15 @@ from types import SimpleNamespace
 from typing import cast
 
 from tests.engine.test_loop_tiers import TierBench
-from tiercel.clock import ManualClock
 from tiercel.device.sim_mover import SimMover
 from tiercel.engine.measure.rate_book import RateBook
 from tiercel.engine.memory.tiers import Tiers
 from tiercel.engine.upkeep import Upkeep
 from tiercel.kvcache.store.disk import DiskLanes
-from tiercel.outcome import DiskState, FinishReason, RouteGauges
-from tiercel.rates import Rates
-from tiercel.tier import Landing, Route, Transfer, Verdict
+from tiercel.values.clock import ManualClock
+from tiercel.values.outcome import DiskState, FinishReason, RouteGauges
+from tiercel.values.rates import Rates
+from tiercel.values.tier import Landing, Route, Transfer, Verdict
 
 
 class UnsafeVolume:

@@ -1,11 +1,11 @@
 """The blocks of sequences that a drain ends early: the SSD tier gets them, whatever stage the sequence was in."""
 
 from tests.engine.test_loop_tiers import BLOCK, TierBench
-from tiercel.block_key import child_key, namespace_key
-from tiercel.ids import SeqId
-from tiercel.outcome import SequenceState
-from tiercel.request import pack_tokens, unpack_tokens
-from tiercel.wire import Abort
+from tiercel.values.block_key import child_key, namespace_key
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import SequenceState
+from tiercel.values.request import pack_tokens, unpack_tokens
+from tiercel.wire.frames import Abort
 
 
 def blocks_on_disk(bench: TierBench, seq: SeqId) -> int:

@@ -4,10 +4,10 @@ import random
 
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import TierBench
-from tiercel.ids import TenantId
 from tiercel.kvcache.slot_index import as_slots
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.wire import Abort
+from tiercel.values.ids import TenantId
+from tiercel.wire.frames import Abort
 
 BLOCKS, WAITING = 2000, 8
 LOOKS_OF_STEP, BLOCKS_OF_LOOK = 1024, 4

@@ -9,22 +9,22 @@ import pytest
 
 from tests.engine.small_grammars import small_compiler
 from tests.engine.test_loop import Bench
-from tiercel.clock import ManualClock
 from tiercel.device.sim import SimMachine
 from tiercel.engine.grammar_queue import GrammarKey
 from tiercel.engine.grammars import CompileOrder, GrammarCache
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.sampling import Grammar, GrammarCompiler
-from tiercel.errors import ConfigError
-from tiercel.grammar import GRAMMAR_FAILED
-from tiercel.grammar_words import COMPILER_FAILED
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import FinishReason
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.step_record import StepRecord
-from tiercel.wire import Abort, Quit, Submit
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import ConfigError
+from tiercel.values.grammar import GRAMMAR_FAILED
+from tiercel.values.grammar_words import COMPILER_FAILED
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import Abort, Quit, Submit
+from tiercel.wire.step_record import StepRecord
 
 A, B, BAD = '{"grammars": [{"lark_grammar": "start: \\"a\\""}]}', 'start: "b"', "start: %%"
 

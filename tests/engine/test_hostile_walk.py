@@ -13,27 +13,27 @@ import pytest
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client
 from tests.foreign import foreign_numbers
 from tests.seeds import fresh_seeds
-from tiercel.clock import ManualClock
 from tiercel.device.sim import SimMachine, expected_outputs
 from tiercel.device.sim_mover import SimMover, SimRates
 from tiercel.engine.loop import EngineLoop
-from tiercel.ids import SeqId, SlotId, TenantId
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.slot_state import SlotState
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import FinishReason
-from tiercel.rates import Rates
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import PolicyName, open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.settings import PreemptionMode
-from tiercel.tenant import KvQuota, Slo, Tenants, TenantShare
-from tiercel.tier import Route, Tier, Transfer, Verdict
-from tiercel.wire import Abort, SetTenants, Submit
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId, SlotId, TenantId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.rates import Rates
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.values.tenant import KvQuota, Slo, Tenants, TenantShare
+from tiercel.values.tier import Route, Tier, Transfer, Verdict
+from tiercel.wire.frames import Abort, SetTenants, Submit
 
 BLOCK, BYTES = 4, 4096
 TENANTS = tuple(map(TenantId, ("ann", "bob", "cyn", "dan")))

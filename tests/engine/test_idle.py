@@ -3,11 +3,11 @@
 import pytest
 
 from tests.engine.test_loop_tiers import BLOCK, TierBench
-from tiercel.block_key import child_key, namespace_key
-from tiercel.ids import BlockKey
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.request import pack_tokens
-from tiercel.tier import Route, Tier
+from tiercel.values.block_key import child_key, namespace_key
+from tiercel.values.ids import BlockKey
+from tiercel.values.request import pack_tokens
+from tiercel.values.tier import Route, Tier
 
 PROMPT = list(range(20)) * 3  # 15 blocks
 

@@ -11,20 +11,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.crossing import crossed
 from tests.foreign import foreign_numbers
-from tiercel.clock import ManualClock
 from tiercel.device.sim import SimMachine, expected_outputs
 from tiercel.engine.loop import EngineLoop
-from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import Finished, FinishReason, SequenceState
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.prompt_lookup import PromptLookup
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.tenant import DEFAULT_TENANT, Slo, Tenants, TenantShare
-from tiercel.wire import Abort, Report, SetTenants, Submit
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import Finished, FinishReason, SequenceState
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.values.tenant import DEFAULT_TENANT, Slo, Tenants, TenantShare
+from tiercel.wire.frames import Abort, Report, SetTenants, Submit
 
 VOCAB = 11
 END = frozenset({3})

@@ -12,23 +12,23 @@ from benchmarks.step_bounds import Copies, Device, ReportSink
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import BYTES, TierBench
 from tests.seeds import fresh_seeds
-from tiercel.clock import ManualClock
 from tiercel.device.sim_mover import SimRates
 from tiercel.engine.loop import EngineLoop
-from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import SequenceState
-from tiercel.rates import Rates
-from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.settings import PreemptionMode
-from tiercel.tier import Route, Transfer, Verdict
-from tiercel.wire import Abort, Submit, ToEngine
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import SequenceState
+from tiercel.values.rates import Rates
+from tiercel.values.request import Request, SamplingParams
+from tiercel.values.tier import Route, Transfer, Verdict
+from tiercel.wire.frames import Abort, Submit, ToEngine
 
 
 @pytest.mark.parametrize("mode", ["auto", "swap"])

@@ -14,15 +14,15 @@ from tests.seeds import fast_and_slow
 from tiercel.device.sim import SimFlight, SimMachine
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.step.memory_relief import NO_MEMORY, MemoryRelief
-from tiercel.errors import OutOfDeviceMemoryError
-from tiercel.ids import SeqId
-from tiercel.outcome import FinishReason
-from tiercel.plan import NanoBatch, Slice, StepPlan
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.wire import Abort
+from tiercel.values.errors import OutOfDeviceMemoryError
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.plan import NanoBatch, Slice, StepPlan
+from tiercel.wire.frames import Abort
 
 ENDED_WELL = {FinishReason.STOP, FinishReason.LENGTH}
 PLACES = pytest.mark.parametrize("is_at_launch", [False, True])

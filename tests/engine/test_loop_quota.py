@@ -7,11 +7,11 @@ import pytest
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, random_prompt
 from tests.engine.test_loop_tiers import BLOCK, BYTES, TierBench
 from tiercel.device.sim import expected_outputs
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import FinishReason
-from tiercel.settings import PreemptionMode
-from tiercel.tenant import KvQuota, Tenants, TenantShare
-from tiercel.wire import Abort, SetTenants
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.tenant import KvQuota, Tenants, TenantShare
+from tiercel.wire.frames import Abort, SetTenants
 
 TENANTS = (TenantId("one"), TenantId("two"), TenantId("free"))
 

@@ -10,27 +10,27 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client, random_prompt
 from tests.foreign import foreign_numbers
-from tiercel.clock import ManualClock
 from tiercel.device.sim import SimMachine, StepTime, expected_outputs, plain_step_s
 from tiercel.device.sim_mover import SimMover, SimRates
 from tiercel.engine.loop import EngineLoop, Mover
-from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import FinishReason, SequenceState
-from tiercel.rates import Rates
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import Policy, PolicyName, open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.settings import PreemptionMode
-from tiercel.step_record import StepRecord
-from tiercel.tenant import DEFAULT_TENANT
-from tiercel.tier import Route, Transfer, Verdict
-from tiercel.wire import Abort, Submit
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import FinishReason, SequenceState
+from tiercel.values.rates import Rates
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.values.tenant import DEFAULT_TENANT
+from tiercel.values.tier import Route, Transfer, Verdict
+from tiercel.wire.frames import Abort, Submit
+from tiercel.wire.step_record import StepRecord
 
 BLOCK = 4
 BYTES = 4096

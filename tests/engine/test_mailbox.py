@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from tiercel.engine.mailbox import EngineMailbox, receive_start
-from tiercel.errors import WireError
-from tiercel.ids import SeqId
-from tiercel.settings import EngineSettings
-from tiercel.wire import Abort, FrameReader, FromEngine, Loading, Quit, Report, Start, encode_frame
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import WireError
+from tiercel.values.ids import SeqId
+from tiercel.wire.frames import Abort, FrameReader, FromEngine, Loading, Quit, Report, Start, encode_frame
 
 
 @pytest.fixture

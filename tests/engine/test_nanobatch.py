@@ -8,7 +8,6 @@ import torch
 
 from tests.conformance.models import VOCAB_SIZE, make_checkpoint
 from tests.engine.test_loop import VOCAB, Bench, Client, walk
-from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import CpuDevice
 from tiercel.device.sim import SimMachine
 from tiercel.engine.attention.registry import open_attention
@@ -17,18 +16,19 @@ from tiercel.engine.models.registry import load_model
 from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import Runner
-from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.plan import NanoBatch, Slice
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import StepSplitter
 from tiercel.scheduler.nanobatch import candidate_splits, cut, shape_of
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.settings import AttentionName, EngineSettings
-from tiercel.wire import Abort, Submit
+from tiercel.settings.settings import AttentionName, EngineSettings
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import NanoBatch, Slice
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import Abort, Submit
 
 
 class RandomSplitter:

@@ -3,13 +3,13 @@
 import hashlib
 from collections.abc import Iterable
 
-from tiercel.block_key import is_announced, key_head
-from tiercel.clock import ManualClock
 from tiercel.engine.news import NEWS_S, NewsTeller
-from tiercel.fleet_wire import unpack_heads
-from tiercel.ids import BlockKey, KeyHead, TenantId
 from tiercel.kvcache.key_news import KeyNews
-from tiercel.wire import EngineNews, FromEngine
+from tiercel.values.block_key import is_announced, key_head
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import BlockKey, KeyHead, TenantId
+from tiercel.wire.fleet_frames import unpack_heads
+from tiercel.wire.frames import EngineNews, FromEngine
 
 A, B = TenantId("a"), TenantId("b")
 KEYS = [key for n in range(200) if is_announced(key := BlockKey(hashlib.sha256(bytes([n])).digest()))]

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.clock import MonotonicClock
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.native.library import load_library
 from tiercel.engine.offline import OfflineEngine, OfflineRequest
-from tiercel.errors import TiercelError
-from tiercel.ids import SeqId
-from tiercel.openmp import engine_environment
-from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.settings import EngineSettings
-from tiercel.wire import FrameReader, FromEngine, Quit, Ready, Report, Start, Submit, encode_frame
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.openmp import engine_environment
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.errors import TiercelError
+from tiercel.values.ids import SeqId
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import FrameReader, FromEngine, Quit, Ready, Report, Start, Submit, encode_frame
 
 SETTINGS = EngineSettings(
     model=str(MODEL_DIR), dtype="float32", threads=1, max_num_seqs=8, num_gpu_blocks_override=128, max_model_len=256,

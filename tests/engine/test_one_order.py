@@ -14,15 +14,14 @@ from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import BYTES, TierBench
 from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.device.sim import plain_step_s
-from tiercel.ids import SeqId, TenantId
-from tiercel.plan import Plan
-from tiercel.process_settings import PolicyName
 from tiercel.scheduler.draft import CacheView
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
-from tiercel.settings import PreemptionMode
-from tiercel.tenant import KvQuota, Slo, Tenants, TenantShare
-from tiercel.wire import Abort, SetTenants
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.plan import Plan
+from tiercel.values.tenant import KvQuota, PolicyName, Slo, Tenants, TenantShare
+from tiercel.wire.frames import Abort, SetTenants
 
 POLICIES: tuple[PolicyName, ...] = ("fair", "priority", "fcfs")
 MODES: tuple[PreemptionMode, ...] = ("recompute", "auto", "swap")

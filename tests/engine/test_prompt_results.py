@@ -5,13 +5,13 @@ from array import array
 import pytest
 
 from tiercel.engine.prompt_results import PromptResults, portions
-from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import PromptReading
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.policy import open_policy
-from tiercel.wire import MAX_FRAME_BYTES, Report, encode_frame
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import PromptReading
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import MAX_FRAME_BYTES, Report, encode_frame
 
 SEQ = SeqId(1)
 PROMPT = list(range(10))

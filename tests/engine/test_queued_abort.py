@@ -3,8 +3,8 @@
 import pytest
 
 from tests.engine.test_loop import Bench
-from tiercel.outcome import FinishReason
-from tiercel.wire import Abort
+from tiercel.values.outcome import FinishReason
+from tiercel.wire.frames import Abort
 
 
 def test_sequences_that_wait_end_with_the_reason_and_hold_nothing() -> None:

@@ -7,21 +7,21 @@ import pytest
 
 from tests.engine.test_loop import VOCAB, random_prompt
 from tests.engine.test_loop_tiers import BYTES, TierBench
-from tiercel.clock import ManualClock
 from tiercel.device.sim import SimFlight, SimMachine
 from tiercel.device.sim_mover import SimMover, SimRates
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.restore_wait import RestoreWait
-from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import StepOutcome
-from tiercel.plan import StepPlan
 from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.tier import Landing, Purpose, Route, Transfer, Verdict
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import BlockKey, SeqId, SlotId
+from tiercel.values.outcome import StepOutcome
+from tiercel.values.plan import StepPlan
+from tiercel.values.tier import Landing, Purpose, Route, Transfer, Verdict
 
 STEP_S = 0.010
 PLANNING_S = 0.0005

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from tests.engine.test_loop import END, VOCAB, expected_outputs
 from tests.engine.test_loop_tiers import TierBench
 from tests.seeds import fresh_seeds
-from tiercel.ids import SeqId
 from tiercel.kvcache.slot_index import as_slots
-from tiercel.plan import StepPlan, whole_slices
-from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.step_record import ANY_SEQ, EngineTrail
-from tiercel.wire import Submit
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import StepPlan, whole_slices
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import Submit
+from tiercel.wire.step_record import ANY_SEQ, EngineTrail
 
 
 class SuspectWatch:

@@ -2,8 +2,8 @@
 
 from tests.engine.test_loop_tiers import BYTES, TierBench
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import MAX_ABSENCES
-from tiercel.tier import Route
+from tiercel.values.outcome import MAX_ABSENCES
+from tiercel.values.tier import Route
 
 PROMPT = list(range(9)) * 5
 

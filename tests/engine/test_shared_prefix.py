@@ -9,22 +9,21 @@ import pytest
 
 from tests.engine.test_loop import Client
 from tests.seeds import fresh_seeds
-from tiercel.clock import ManualClock
 from tiercel.device.sim import SimFlight, SimMachine, expected_outputs
 from tiercel.engine.loop import EngineLoop
-from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import FinishReason
-from tiercel.plan import Slice, StepPlan, whole_slices
-from tiercel.process_settings import PolicyName
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.tenant import Slo, Tenants, TenantShare
-from tiercel.wire import Abort, SetTenants, Submit
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.plan import Slice, StepPlan, whole_slices
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.values.tenant import PolicyName, Slo, Tenants, TenantShare
+from tiercel.wire.frames import Abort, SetTenants, Submit
 
 VOCAB = 1000
 COUNT, SHARED, OWN, OUTPUTS = 32, 512, 64, 8  # requests, and tokens

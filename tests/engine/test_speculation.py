@@ -11,9 +11,9 @@ from tests.engine.test_loop import VOCAB, Bench, walk
 from tests.seeds import fresh_seeds
 from tiercel.device.cpu import CpuDevice
 from tiercel.device.sim import expected_outputs
-from tiercel.ids import SeqId
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.prompt_lookup import PromptLookup
+from tiercel.values.ids import SeqId
+from tiercel.values.request import Request, SamplingParams, pack_tokens
 
 SEEDS = (*range(12), *fresh_seeds(4))
 

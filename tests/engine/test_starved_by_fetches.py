@@ -4,10 +4,10 @@ import random
 
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import TierBench
-from tiercel.ids import SeqId
 from tiercel.kvcache.slot_index import as_slots
-from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.wire import Submit
+from tiercel.values.ids import SeqId
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import Submit
 
 BLOCKS = 12  # of each document: more than one lookup of a fetch in the device tier
 LOW, HIGH = 128, 64  # documents requested in the last band and in the one before it: more than the maximum of fetches

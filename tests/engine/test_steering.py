@@ -7,19 +7,18 @@ import pytest
 
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.steering import Steering, daily_blocks, pace_of
-from tiercel.ids import TenantId
 from tiercel.kvcache.chain import WriteBudget
-from tiercel.outcome import TierGauges
-from tiercel.process_settings import PolicyName
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.scheduler.fairness import NoFairness
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest
-from tiercel.tenant import TenantShare
-from tiercel.tier import Tier
-from tiercel.wire import SetSettings
+from tiercel.values.ids import TenantId
+from tiercel.values.outcome import TierGauges
+from tiercel.values.tenant import PolicyName, TenantShare
+from tiercel.values.tier import Tier
+from tiercel.wire.frames import SetSettings
 
 LIGHT, HEAVY = (TenantShare(name=TenantId(name), weight=weight) for name, weight in (("light", 1), ("heavy", 3)))
 LATER = TenantShare(name=TenantId("later"), band=2)

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.engine.test_loop_tiers import BLOCK, SLOW, TierBench
-from tiercel.ids import SeqId
-from tiercel.settings import PreemptionMode
-from tiercel.tier import Route, Tier
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.ids import SeqId
+from tiercel.values.tier import Route, Tier
 
 PROMPT = list(range(20)) * 3  # tokens
 HITS = (len(PROMPT) - 1) // BLOCK  # blocks that are prefix hits: one token is always computed

@@ -3,10 +3,10 @@
 from collections import Counter
 
 from tiercel.engine.tenant_reload import TenantReload
-from tiercel.ids import TenantId
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest, Sources
-from tiercel.tenant import Tenants, TenantShare
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import Tenants, TenantShare
 
 MANY = 600
 

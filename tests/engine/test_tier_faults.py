@@ -6,17 +6,17 @@ import pytest
 
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import BLOCK, BYTES, TierBench
-from tiercel.clock import ManualClock
 from tiercel.device.sim_mover import SimMover
-from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.fetch import MAX_FETCHES, PATIENCE_S
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import RouteGauges
-from tiercel.request import pack_tokens
-from tiercel.tenant import DEFAULT_TENANT, KvQuota, Tenants, TenantShare
-from tiercel.tier import Landing, Route, Tier, Transfer, Verdict
-from tiercel.wire import SetTenants
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import RouteGauges
+from tiercel.values.request import pack_tokens
+from tiercel.values.tenant import DEFAULT_TENANT, KvQuota, Tenants, TenantShare
+from tiercel.values.tier import Landing, Route, Tier, Transfer, Verdict
+from tiercel.wire.frames import SetTenants
 
 DOC = [number % VOCAB for number in range(80)]  # 20 blocks
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 import pytest
 
 from tests.engine.test_loop_tiers import TierBench
-from tiercel.clock import ManualClock
 from tiercel.device.sim_mover import SimMover, SimRates
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import RouteGauges
-from tiercel.tier import Landing, Purpose, Route, Transfer
+from tiercel.values.clock import ManualClock
+from tiercel.values.outcome import RouteGauges
+from tiercel.values.tier import Landing, Purpose, Route, Transfer
 
 H200 = SimRates()  # 50 GB/s and blocks of 2 MiB
 STEP_S = 0.01

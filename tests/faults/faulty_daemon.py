@@ -7,8 +7,8 @@ from typer.main import get_command
 
 from tiercel.cli.arguments import translate
 from tiercel.cli.flags import COMMON, with_settings
-from tiercel.config import resolve
 from tiercel.server.launch import serve as launch
+from tiercel.settings.config import resolve
 
 ENGINE = (sys.executable, "-m", "tests.faults.faulty_engine")
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.crash_plan import CrashPlan
-from tiercel.clock import Clock
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.loop import EngineLoop, Mover
 from tiercel.engine.mailbox import EngineMailbox
@@ -24,13 +23,14 @@ from tiercel.engine.process import main
 from tiercel.engine.step.flight import Flight, StepRunner
 from tiercel.engine.upkeep import Upkeep
 from tiercel.engine.wake import Wake
-from tiercel.errors import DeviceError
-from tiercel.ids import SeqId
-from tiercel.outcome import RouteGauges, StepOutcome
-from tiercel.plan import StepPlan, whole_slices
-from tiercel.settings import EngineSettings
-from tiercel.tier import Landing, Route, Transfer
-from tiercel.wire import FromEngine, Report, encode_frame
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import Clock
+from tiercel.values.errors import DeviceError
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import RouteGauges, StepOutcome
+from tiercel.values.plan import StepPlan, whole_slices
+from tiercel.values.tier import Landing, Route, Transfer
+from tiercel.wire.frames import FromEngine, Report, encode_frame
 
 POISON_SEED = 666_666
 BAD_SEED = 777_777

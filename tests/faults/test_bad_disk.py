@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.daemon import Daemon, daemon
 from tests.e2e.prompts import ONE_THREAD, PROMPTS
 from tests.faults.streams import StreamReader, make_asks
-from tiercel.kv_folder import lock_folder
+from tiercel.system.kv_folder import lock_folder
 
 CLIENTS = 8
 TOKENS = (100, 120)

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from tests.seeds import fast_and_slow, fresh_seeds
-from tiercel.errors import InvariantError
 from tiercel.fleet.account import LEAD_S, MAX_LEAD_S, FleetAccount
-from tiercel.ids import EngineId, TenantId
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import EngineId, TenantId
 
 A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 SEEDS = fast_and_slow([*range(6), *fresh_seeds(2)], range(6, 60))

@@ -5,12 +5,12 @@ import random
 import pytest
 
 from tests.seeds import fast_and_slow, fresh_seeds
-from tiercel.errors import InvariantError
 from tiercel.fleet.moves import Moves, Recall, SequenceMove
 from tiercel.fleet.prefix_index import PrefixIndex
 from tiercel.fleet.router import PromptWork, Router
-from tiercel.ids import EngineId, SeqId, TenantId
-from tiercel.rates import EngineSpeed
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import EngineId, SeqId, TenantId
+from tiercel.values.rates import EngineSpeed
 
 SPEED = EngineSpeed()
 E0, E1, E2 = map(EngineId, range(3))

@@ -6,8 +6,8 @@ import pytest
 
 from tests.seeds import fresh_seeds
 from tiercel.fleet.peer_uses import LEASE_S, PeerCharge, PeerUses
-from tiercel.ids import TenantId
-from tiercel.limit_use import LimitUse
+from tiercel.values.ids import TenantId
+from tiercel.values.limit_use import LimitUse
 
 ACME = TenantId("acme")
 

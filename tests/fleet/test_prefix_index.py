@@ -6,9 +6,9 @@ import tracemalloc
 import pytest
 
 from tests.seeds import fast_and_slow, fresh_seeds
-from tiercel.errors import InvariantError
 from tiercel.fleet.prefix_index import PrefixIndex
-from tiercel.ids import EngineId, KeyHead
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import EngineId, KeyHead
 
 A, B = EngineId(1), EngineId(2)
 SEEDS = fast_and_slow([*range(6), *fresh_seeds(2)], range(6, 60))

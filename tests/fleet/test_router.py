@@ -5,13 +5,13 @@ import random
 import pytest
 
 from tests.seeds import fast_and_slow, fresh_seeds
-from tiercel.block_key import PromptHeads
-from tiercel.errors import InvariantError
 from tiercel.fleet.engine_load import EngineLoad
 from tiercel.fleet.prefix_index import PrefixIndex
 from tiercel.fleet.router import PromptWork, Router
-from tiercel.ids import EngineId, KeyHead, SeqId, TenantId
-from tiercel.rates import EngineSpeed
+from tiercel.values.block_key import PromptHeads
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import EngineId, KeyHead, SeqId, TenantId
+from tiercel.values.rates import EngineSpeed
 
 SPEED = EngineSpeed(prefill_ms=0.1, prefill_context_ms=1e-5, decode_ms=0.1)
 A, B = TenantId("a"), TenantId("b")

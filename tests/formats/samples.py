@@ -16,24 +16,24 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from tests.tiercel.every_field import make, message_types
-from tiercel import fleet_wire, handshake, step_record, wire
-from tiercel.block_key import child_key, namespace_key
+from tests.wire.every_field import make, message_types
 from tiercel.device import journal_format, volume_format
 from tiercel.device.volume_format import Superblock
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.base import kv_spec
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.models.weights import ContentDigest
-from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.kvcache.store import memory_file
 from tiercel.kvcache.store.journal import RECORD_BYTES, SlotJournal
-from tiercel.plan import Slice
-from tiercel.request import pack_tokens
 from tiercel.server.batch.line import LineAnswer
 from tiercel.server.batch.records import BatchRecord, FileRecord
 from tiercel.server.control import messages as control
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.block_key import child_key, namespace_key
+from tiercel.values.ids import BlockKey, SeqId, SlotId
+from tiercel.values.plan import Slice
+from tiercel.values.request import pack_tokens
+from tiercel.wire import fleet_frames, frames, handshake, step_record
 
 GOLDEN = Path(__file__).with_name("golden.json")
 
@@ -63,14 +63,14 @@ def _frames(union: Any, encode: Callable[[Any], bytes]) -> dict[str, bytes]:  # 
 
 
 def _engine_wire() -> dict[str, bytes]:
-    return _frames(wire.ToEngine, wire.encode_frame) | _frames(wire.FromEngine, wire.encode_frame)
+    return _frames(frames.ToEngine, frames.encode_frame) | _frames(frames.FromEngine, frames.encode_frame)
 
 
 def _fleet_wire() -> dict[str, bytes]:
     def encode(message: Any) -> bytes:
-        return fleet_wire.frame_of(message, epoch=7)
+        return fleet_frames.frame_of(message, epoch=7)
 
-    return _frames(fleet_wire.FrontFrame, encode) | _frames(fleet_wire.HostFrame, encode)
+    return _frames(fleet_frames.FrontFrame, encode) | _frames(fleet_frames.HostFrame, encode)
 
 
 def _handshake() -> dict[str, bytes]:

@@ -15,8 +15,8 @@ from tiercel.engine.measure.step_grid import GridLimits
 from tiercel.engine.models.config import ConfigFields, parse_decoder
 from tiercel.engine.models.mixture_config import MixtureConfig
 from tiercel.engine.models.precision import Precision
-from tiercel.facts import Facts, canonical, identity_of_facts
-from tiercel.tier import KVSpec
+from tiercel.values.facts import Facts, canonical, identity_of_facts
+from tiercel.values.tier import KVSpec
 
 GOLDEN = read_golden()
 

@@ -32,16 +32,16 @@ from tiercel.device.volume_format import (
     parse_superblock,
 )
 from tiercel.device.volume_survey import view_folder
-from tiercel.errors import ConfigError, WireError
-from tiercel.ids import BlockKey, SeqId
 from tiercel.kvcache.store.journal import SlotJournal
 from tiercel.kvcache.store.memory_file import kept_blocks, layout_of, map_memory
 from tiercel.loadtest.client.connection import Connection, ProtocolFault, StaleConnectionError
 from tiercel.loadtest.client.sse import EventReader, decode_event, error_message
-from tiercel.outcome import FinishReason, Gauges
-from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.tier import KVSpec
-from tiercel.wire import Abort, FrameReader, FromEngine, Quit, Report, Submit, ToEngine, encode_frame
+from tiercel.values.errors import ConfigError, WireError
+from tiercel.values.ids import BlockKey, SeqId
+from tiercel.values.outcome import FinishReason, Gauges
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.values.tier import KVSpec
+from tiercel.wire.frames import Abort, FrameReader, FromEngine, Quit, Report, Submit, ToEngine, encode_frame
 
 _BLOCK, _CAPACITY, _KIND, _ID, _KEY = 8192, 1 << 18, b"model and layout", b"sixteen bytes id", b"k" * 32
 _SPEC = KVSpec(layers=1, kv_heads=1, head_dim=8, block_size=4, dtype="float32")

@@ -11,18 +11,18 @@ from safetensors.torch import save
 
 from tests.fuzz.mutator import mutate_bytes, mutate_json, mutator_of
 from tests.fuzz.target import Target
-from tiercel.config import resolve
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.measure.split_search import open_splits_file
 from tiercel.engine.models.config import ConfigFields, choose_dtype, parse_decoder, read_architecture, read_config
 from tiercel.engine.models.generation import read_end_tokens
 from tiercel.engine.models.quantization_scheme import read_scheme
 from tiercel.engine.models.weights import open_checkpoint, stream_tensors
-from tiercel.errors import ConfigError
 from tiercel.server.api.generation_config import load_sampling_defaults
 from tiercel.server.tenancy.operator_document import DocumentError, read_json, read_yaml
 from tiercel.server.tenancy.tenant_file import load_tenant_file, read_tenants
 from tiercel.server.text.tokenizer import load_text_codec
+from tiercel.settings.config import resolve
+from tiercel.values.errors import ConfigError
 
 _TENANTS = b"""
 admin_key: boss

@@ -6,11 +6,11 @@ import tempfile
 from pathlib import Path
 
 from tests.fuzz.target import Target
-from tiercel.clock import MonotonicClock
-from tiercel.errors import AdmissionError
 from tiercel.server.batch.input import check_input
 from tiercel.server.batch.journal import AnswerJournal
 from tiercel.server.batch.upload_form import UploadForm
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.errors import AdmissionError
 
 _CHAT = "/v1/chat/completions"
 _FORM = (

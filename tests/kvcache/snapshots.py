@@ -1,8 +1,8 @@
 """The books of a tier in comparable form."""
 
-from tiercel.ids import SlotId
 from tiercel.kvcache.eviction import CopyBook, RetentionClass
 from tiercel.kvcache.pool import SlotPool
+from tiercel.values.ids import SlotId
 
 
 def snapshot_of_copies(copies: CopyBook) -> object:

@@ -2,7 +2,6 @@
 
 from array import array
 
-from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.kvcache.background import BackgroundWork
 from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.pool import SlotPool
@@ -11,8 +10,9 @@ from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tenant_holding import TenantHolding
 from tiercel.kvcache.tiers import TierLimits, TierSet
 from tiercel.kvcache.verification import UnverifiedCopies
-from tiercel.rates import Rates
-from tiercel.tier import Route
+from tiercel.values.ids import BlockKey, SeqId, SlotId
+from tiercel.values.rates import Rates
+from tiercel.values.tier import Route
 
 SIZE, CHAINS, BLOCKS = 4, 64, 200
 RATES = Rates(bytes_per_s_by_route={Route.PREFETCH: 4e9, Route.PERSIST: 4e9}, prefill_token_s=1e-3, block_bytes=64)

@@ -1,7 +1,7 @@
 """The order in which chains go to the disk, and the limits on them."""
 
-from tiercel.ids import BlockKey
 from tiercel.kvcache.chain import Chain, ChainQueue, WrittenChains
+from tiercel.values.ids import BlockKey
 
 
 def chain(saving_s: float, *, is_once: bool = True, blocks: int = 1) -> Chain:

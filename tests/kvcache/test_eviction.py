@@ -7,11 +7,11 @@ import pytest
 
 from tests.kvcache.snapshots import snapshot_of_copies
 from tests.seeds import fresh_seeds
-from tiercel.errors import InvariantError
 from tiercel.kvcache.eviction import CopyBook, RetentionClass
 from tiercel.kvcache.slot_index import SlotIndex
 from tiercel.kvcache.slot_state import SlotState
 from tiercel.kvcache.victim import SEARCH_DEPTH, VictimSearch
+from tiercel.values.errors import InvariantError
 
 
 class Copies(CopyBook):

@@ -3,10 +3,10 @@
 from array import array
 
 from tests.kvcache.test_manager import BLOCK, Driver
-from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import TenantBlocks
-from tiercel.tier import Tier
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import TenantBlocks
+from tiercel.values.tier import Tier
 
 A, B = TenantId("a"), TenantId("b")
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.seeds import fast_and_slow, fresh_seeds
-from tiercel.block_key import is_announced, key_head
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.key_index import KeyIndex
 from tiercel.kvcache.key_news import KeyNews
 from tiercel.kvcache.slot_index import SlotIndex
+from tiercel.values.block_key import is_announced, key_head
+from tiercel.values.ids import BlockKey, SlotId
 
 SEEDS = fast_and_slow([*range(4), *fresh_seeds(2)], range(4, 40))
 KEYS = [BlockKey(hashlib.sha256(bytes([number % 256, number // 256])).digest()) for number in range(400)]

@@ -5,13 +5,13 @@ from array import array
 
 import pytest
 
-from tiercel.errors import InvariantError
-from tiercel.ids import SeqId
 from tiercel.kvcache.ledger import Ledger
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.step_budget import MAX_HASHES
-from tiercel.plan import NanoBatch, Plan, Slice, StepPlan
-from tiercel.rates import Rates
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import NanoBatch, Plan, Slice, StepPlan
+from tiercel.values.rates import Rates
 
 BLOCK = 4
 

@@ -1,11 +1,11 @@
 """Quotas and floors of tenants, as the tiers use them."""
 
-from tiercel.ids import TenantId
 from tiercel.kvcache.owner import OwnerBook
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.quota import CopyQuotas
-from tiercel.tenant import KvQuota, Tenants, TenantShare
-from tiercel.tier import Tier
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import KvQuota, Tenants, TenantShare
+from tiercel.values.tier import Tier
 
 A, B = TenantId("a"), TenantId("b")
 

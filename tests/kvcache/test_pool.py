@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.kvcache.snapshots import snapshot_of_pool
-from tiercel.errors import InvariantError
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.slot_state import NULL_BLOCK, SlotState
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import BlockKey, SlotId
 
 
 def key(number: int) -> BlockKey:

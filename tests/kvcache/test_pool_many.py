@@ -8,11 +8,11 @@ import pytest
 from tests.foreign import foreign_numbers
 from tests.kvcache.snapshots import snapshot_of_pool
 from tests.seeds import fresh_seeds
-from tiercel.errors import InvariantError
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.free_run import FreeRunSearch
 from tiercel.kvcache.pool import SlotPool, SlotState
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import BlockKey, SlotId
 
 
 def key(number: int) -> BlockKey:

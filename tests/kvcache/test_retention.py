@@ -2,12 +2,12 @@
 
 from array import array
 
-from tiercel.ids import SeqId
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.plan import NanoBatch, Plan, Slice
-from tiercel.tier import Landing, Tier, Transfer, Verdict
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import NanoBatch, Plan, Slice
+from tiercel.values.tier import Landing, Tier, Transfer, Verdict
 
 BLOCK = 4
 FIRST, OTHER = SeqId(1), SeqId(2)

@@ -7,7 +7,7 @@ from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.slot_index import as_slots
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.tier import Tier
+from tiercel.values.tier import Tier
 
 
 def test_a_spill_evicts_other_copies_before_the_clean_copies_of_its_own_victim() -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.ids import BlockKey, SeqId
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tenant_holding import TenantHolding
+from tiercel.values.ids import BlockKey, SeqId
 
 
 @pytest.mark.parametrize("seed", [*range(20), *fresh_seeds(10)])

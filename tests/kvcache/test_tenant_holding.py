@@ -3,11 +3,11 @@
 from array import array
 
 from tests.kvcache.test_manager import BLOCK
-from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.plan import NanoBatch, Plan, Slice
-from tiercel.rates import Rates
-from tiercel.tenant import KvQuota, Tenants, TenantShare
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.plan import NanoBatch, Plan, Slice
+from tiercel.values.rates import Rates
+from tiercel.values.tenant import KvQuota, Tenants, TenantShare
 
 A, B = TenantId("a"), TenantId("b")
 PREFIX = list(range(5 * BLOCK))

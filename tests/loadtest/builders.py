@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 
-from tiercel.clock import MonotonicClock
 from tiercel.loadtest.bench import run_bench
 from tiercel.loadtest.client.assignment import Progress
 from tiercel.loadtest.load.tokens import TextMaker
 from tiercel.loadtest.results.record import ClientRecord, RunResult
 from tiercel.loadtest.settings import BenchSettings
+from tiercel.values.clock import MonotonicClock
 
 STUB = Path(__file__).with_name("stub_server.py")
 

@@ -11,11 +11,11 @@ import numpy
 import pytest
 
 from tests.loadtest.builders import Quiet, log_of, run, stub_server
-from tiercel.errors import ConfigError, TiercelError
 from tiercel.loadtest.report.summary import summary
 from tiercel.loadtest.results.record import ONLY, Goals, RunResult
 from tiercel.loadtest.results.result_file import read_results, write_result
 from tiercel.loadtest.settings import BenchSettings
+from tiercel.values.errors import ConfigError, TiercelError
 
 _ROUNDING_MS = 0.002  # times are kept in microseconds
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tiercel.clock import MonotonicClock
-from tiercel.errors import ConfigError, TiercelError
 from tiercel.loadtest.settings import BenchSettings
 from tiercel.loadtest.target import Target
-from tiercel.wait_notice import WaitNotice
+from tiercel.system.wait_notice import WaitNotice
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.errors import ConfigError, TiercelError
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tiercel.config import resolve
 from tiercel.embedded import MODEL_DIR
 from tiercel.server.api.routes.operations import OperationsRoutes
 from tiercel.server.composition import build_context
 from tiercel.server.tenancy.tenant_file import load_tenant_file
-from tiercel.settings import SETTINGS, ServerSettings
-from tiercel.units import parse_bytes
+from tiercel.settings.config import resolve
+from tiercel.settings.settings import SETTINGS, ServerSettings
+from tiercel.values.units import parse_bytes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "deploy" / "kubernetes"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tiercel.config import resolve
-from tiercel.engine_address import DEFAULT_PORT, read_address, read_engines
 from tiercel.server.tenancy.tenant_file import load_tenant_file
-from tiercel.settings import Settings
-from tiercel.units import parse_bytes
+from tiercel.settings.config import resolve
+from tiercel.settings.engine_address import DEFAULT_PORT, read_address, read_engines
+from tiercel.settings.settings import Settings
+from tiercel.values.units import parse_bytes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "deploy" / "kubernetes" / "fleet"

@@ -14,7 +14,7 @@ from tiercel.cli.flags import with_settings
 from tiercel.cli.kv import kv_app
 from tiercel.cli.main import main
 from tiercel.cli.tenants import tenants_app
-from tiercel.settings import SETTINGS
+from tiercel.settings.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ("quickstart", "configuration", "operations", "upgrade")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.server.http.activation import HTTP_NAME
-from tiercel.settings import SETTINGS, ServerSettings
+from tiercel.settings.settings import SETTINGS, ServerSettings
 
 UNMEASURED_STALL_S = 30.0  # of the engine, which is not imported here
 

@@ -13,11 +13,11 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from tests.modelfile.written import BUILDERS, TOKENS, add_tokens, finish, write_model
-from tiercel.checkpoint import resolve_model_folder
 from tiercel.engine.models.weights import open_checkpoint
-from tiercel.errors import ConfigError
+from tiercel.modelfile.checkpoint import resolve_model_folder
 from tiercel.modelfile.errors import ModelFileError
 from tiercel.modelfile.folder import unfold_model
+from tiercel.values.errors import ConfigError
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.observability.promql import Catalog
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, running, server_settings, text_body, until
-from tiercel.ids import TenantId
-from tiercel.outcome import (
+from tiercel.values.ids import TenantId
+from tiercel.values.outcome import (
     DiskState,
     FairGauges,
     Gauges,
@@ -23,8 +23,8 @@ from tiercel.outcome import (
     TenantGauges,
     TierGauges,
 )
-from tiercel.tier import Route, Tier
-from tiercel.wire import Report
+from tiercel.values.tier import Route, Tier
+from tiercel.wire.frames import Report
 
 TENANTS = """
 admin_key: boss

@@ -10,11 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.observability.page import samples
 from tests.server.fleet_parts import Access
 from tests.server.harness import Running, server_settings, with_server
-from tiercel.clock import ManualClock
 from tiercel.server.app import create_app
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.remote.link import EngineLink
+from tiercel.values.clock import ManualClock
 
 DOC = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
 _ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)

@@ -10,10 +10,10 @@ from typer.main import get_command
 
 from tests.pages.written import PAGES, ROOT, page_text, prose
 from tiercel.cli.main import build_app
-from tiercel.option import OptionField
-from tiercel.settings import SETTINGS
-from tiercel.units import parse_bytes, parse_length
-from tiercel.vllm_flags import CONFIGS, HARMLESS, IN_GIB, OTHER_NAMES, REFUSED
+from tiercel.settings.option import OptionField
+from tiercel.settings.settings import SETTINGS
+from tiercel.settings.vllm_flags import CONFIGS, HARMLESS, IN_GIB, OTHER_NAMES, REFUSED
+from tiercel.values.units import parse_bytes, parse_length
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*[a-z0-9])(?!-`)")
 _IN_BRACKETS = re.compile(r"`(?:--)?([a-z][a-z-]+)` \(([^()`|]{1,24})\)")

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
-from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.aging import AgingShare
 from tiercel.scheduler.fairness import Charge, TenantBook
@@ -20,6 +19,7 @@ from tiercel.scheduler.preemption_rules import PreemptionRules
 from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import FairOrder, WaitingSequence
 from tiercel.scheduler.victim import VictimCandidate, victims
+from tiercel.values.ids import SeqId, TenantId
 
 BookMaker = Callable[[FairLimits, dict[TenantId, float]], TenantBook]
 RulesMaker = Callable[[TenantBook], PreemptionRules]

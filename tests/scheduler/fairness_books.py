@@ -1,9 +1,9 @@
 """Small tenant books for tests."""
 
-from tiercel.ids import TenantId
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.fairness import TenantBook
 from tiercel.scheduler.fairness_limits import FairLimits
+from tiercel.values.ids import TenantId
 
 LIMITS = FairLimits(step_ms=10, quantum_ms=40, debt_ms=20, patience_s=0.5)
 A, B, C = (Account(0, TenantId(name)) for name in "abc")

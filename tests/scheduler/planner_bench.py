@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tiercel.ids import SeqId, TenantId
-from tiercel.plan import Plan
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import Policy, open_policy
 from tiercel.scheduler.preemption_limiter import StarvationCounter
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.tenant import DEFAULT_TENANT
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.plan import Plan
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.values.tenant import DEFAULT_TENANT
 
 BLOCK = 4
 

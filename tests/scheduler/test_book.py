@@ -1,15 +1,15 @@
 """The book of sequences: changes of tenants, places in the queue, preemptions."""
 
 from tests.scheduler.planner_bench import BLOCK, CountingCache, PlannerBench, victims
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import FinishReason
-from tiercel.rates import Rates
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.settings import PreemptionMode
-from tiercel.tenant import Slo, Tenants, TenantShare
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.rates import Rates
+from tiercel.values.tenant import Slo, Tenants, TenantShare
 
 A, B = TenantId("a"), TenantId("b")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tiercel.errors import InvariantError
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times, mean_context, work_by_payer
+from tiercel.values.errors import InvariantError
 
 AXES = ((0, 64, 512), (0, 4, 32), (0, 1000, 20_000))
 

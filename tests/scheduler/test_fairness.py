@@ -3,9 +3,9 @@
 import pytest
 
 from tests.scheduler.fairness_books import LOW, A, B, C, book_with, deficit, indebted, patience
-from tiercel.errors import InvariantError
 from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
 from tiercel.scheduler.policy import open_policy
+from tiercel.values.errors import InvariantError
 
 # ---- refill
 

@@ -7,11 +7,11 @@ import pytest
 from tests.scheduler.adversary import GapMeter, Machine, Schemer, widest_gap
 from tests.scheduler.fairness_books import A
 from tests.seeds import fast_and_slow
-from tiercel.ids import TenantId
 from tiercel.scheduler.account import Account, AccountState
 from tiercel.scheduler.fairness import TenantBook
 from tiercel.scheduler.fairness_limits import FairLimits
 from tiercel.scheduler.preemption_rules import PreemptionRules
+from tiercel.values.ids import TenantId
 
 STEPS = 10_000
 

@@ -1,8 +1,8 @@
 """The gauges of single sequences."""
 
 from tests.scheduler.planner_bench import PlannerBench, victims
-from tiercel.ids import SeqId
-from tiercel.outcome import SequenceGauges, SequenceState
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import SequenceGauges, SequenceState
 
 
 def test_gauges_list_running_and_preempted_sequences_but_no_others() -> None:

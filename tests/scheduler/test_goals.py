@@ -3,10 +3,10 @@
 import pytest
 
 from tests.scheduler.planner_bench import BLOCK, PlannerBench, slices
-from tiercel.ids import SeqId
 from tiercel.scheduler.cost import StepCosts, StepTimes, mean_context
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
+from tiercel.values.ids import SeqId
 
 # A step of 64 prompt tokens takes 4 ms without context and 22 ms behind 400 tokens, because of attention.
 TIMES = StepTimes(

@@ -4,8 +4,6 @@ import random
 
 import pytest
 
-from tiercel.ids import SeqId
-from tiercel.plan import NanoBatch, Slice, whole_slices
 from tiercel.scheduler.nanobatch import (
     WHOLE,
     MeasuredSplit,
@@ -18,6 +16,8 @@ from tiercel.scheduler.nanobatch import (
     cut,
     shape_of,
 )
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import NanoBatch, Slice, whole_slices
 
 BLOCK = 16
 

@@ -3,14 +3,14 @@
 import pytest
 
 from tests.scheduler.planner_bench import BLOCK, PlannerBench, slices, victims
-from tiercel.errors import InvariantError
-from tiercel.ids import SeqId
-from tiercel.outcome import FinishReason
-from tiercel.plan import Slice
-from tiercel.process_settings import PolicyName
 from tiercel.scheduler.chunk import chunk_length
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.plan import Slice
+from tiercel.values.tenant import PolicyName
 
 
 @pytest.mark.parametrize(

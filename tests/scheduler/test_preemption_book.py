@@ -2,13 +2,13 @@
 
 import pytest
 
-from tiercel.ids import SeqId
-from tiercel.plan import Slice, SwapCost
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.scheduler.preemption_book import PreemptionBook, ReturnedVictim
 from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import Slice, SwapCost
+from tiercel.values.request import Request, SamplingParams, pack_tokens
 
 COST = SwapCost(0.25, 0.5)
 COSTS = StepCosts(linear_times(base_ms=1.0, prefill_ms=1.0, decode_ms=1.0, context_ms=1e-9))

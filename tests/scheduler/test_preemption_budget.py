@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.ids import SeqId
 from tiercel.scheduler.preemption_budget import PreemptionBudget
+from tiercel.values.ids import SeqId
 
 A, B = SeqId(1), SeqId(2)
 

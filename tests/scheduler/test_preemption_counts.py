@@ -1,8 +1,8 @@
 """The counts of preemptions, and that they include every preemption of a run."""
 
 from tests.engine.test_loop_tiers import TierBench
-from tiercel.ids import TenantId
 from tiercel.scheduler.preemption_counts import PreemptionCounts
+from tiercel.values.ids import TenantId
 
 A, B = TenantId("a"), TenantId("b")
 

@@ -1,10 +1,10 @@
 """A victim that is preempted again while its first slice is in flight has not returned, and the slice is lost."""
 
 from tests.scheduler.planner_bench import PlannerBench, victims
-from tiercel.ids import SeqId
-from tiercel.outcome import FinishReason
-from tiercel.plan import Plan, Preemption, SwapCost
 from tiercel.scheduler.policy import open_policy
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.plan import Plan, Preemption, SwapCost
 
 
 def test_a_victim_with_a_discarded_slice_has_not_resumed() -> None:

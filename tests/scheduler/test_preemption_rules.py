@@ -1,9 +1,9 @@
 """The rules for preemptions for debt and for a share."""
 
 from tests.scheduler.fairness_books import LOW, A, B, C, indebted, patience
-from tiercel.ids import TenantId
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.preemption_rules import PreemptionRules
+from tiercel.values.ids import TenantId
 
 
 def test_a_debtor_is_preempted_after_the_patience() -> None:

@@ -3,15 +3,14 @@
 import pytest
 
 from tests.scheduler.planner_bench import BLOCK, CountingCache, Hit, PlannerBench, slices, victims
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import FinishReason
-from tiercel.plan import Plan
-from tiercel.process_settings import PolicyName
 from tiercel.scheduler.fairness import TenantBook
 from tiercel.scheduler.policy import Policy, open_policy
 from tiercel.scheduler.preemption_budget import WORTH
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.tenant import KvQuota, Tenants, TenantShare
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.plan import Plan
+from tiercel.values.tenant import KvQuota, PolicyName, Tenants, TenantShare
 
 STEP_S = 0.05
 

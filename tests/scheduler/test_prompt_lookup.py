@@ -7,11 +7,11 @@ import pytest
 
 from tests.scheduler.planner_bench import PlannerBench
 from tests.seeds import fresh_seeds
-from tiercel.plan import Plan
-from tiercel.request import SamplingParams
 from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.scheduler.prompt_lookup import PromptLookup, continuation
 from tiercel.scheduler.speculation import accepted_tokens, may_speculate
+from tiercel.values.plan import Plan
+from tiercel.values.request import SamplingParams
 
 
 def slow_continuation(tokens: list[int], skip: int, count: int) -> tuple[int, ...]:

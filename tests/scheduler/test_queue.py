@@ -7,13 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tiercel.errors import InvariantError
-from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.fairness import NoFairness, TenantBook
 from tiercel.scheduler.fairness_limits import fair_limits
 from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import ArrivalOrder, FairOrder, WaitingSequence, open_order
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SeqId, TenantId
 
 
 class ScriptedGate(NoFairness):

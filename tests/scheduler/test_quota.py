@@ -1,10 +1,10 @@
 """A tenant's quota of KV while its sequences run: they grow within it, and only its own are preempted."""
 
 from tests.scheduler.planner_bench import BLOCK, PlannerBench, victims
-from tiercel.ids import SeqId, TenantId
-from tiercel.plan import Plan
 from tiercel.scheduler.policy import open_policy
-from tiercel.tenant import KvQuota, Tenants, TenantShare
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.plan import Plan
+from tiercel.values.tenant import KvQuota, Tenants, TenantShare
 
 
 def quota_bench(quota: int, *, tokens: int = 64) -> PlannerBench:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tiercel.ids import TenantId
 from tiercel.scheduler.service_window import ServiceWindow, by_band, gap_ms, jain
+from tiercel.values.ids import TenantId
 
 A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 

@@ -1,9 +1,9 @@
 """After a failed step its sequences run alone, and others are preempted for them."""
 
 from tests.scheduler.planner_bench import CountingCache, PlannerBench, slices, victims
-from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.policy import open_policy
-from tiercel.tenant import KvQuota, Tenants, TenantShare
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.tenant import KvQuota, Tenants, TenantShare
 
 
 class SpillingCache(CountingCache):

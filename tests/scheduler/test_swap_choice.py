@@ -2,10 +2,10 @@
 
 import pytest
 
-from tiercel.rates import Rates
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.settings import PreemptionMode
-from tiercel.tier import Route
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.rates import Rates
+from tiercel.values.tier import Route
 
 BLOCK = 16
 SPILL_S, RESTORE_S, PERSIST_S, PREFETCH_S = 1e-3, 2e-3, 40e-3, 20e-3  # of one block

@@ -1,9 +1,9 @@
 """The order of victims, and the limits on preemptions per step."""
 
-from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.preemption_limiter import PreemptionLimiter, StarvationCounter
 from tiercel.scheduler.victim import VictimCandidate, victims
+from tiercel.values.ids import SeqId, TenantId
 
 
 def holder(

@@ -1,11 +1,11 @@
 """Of two equal victims, the one is preempted whose work, in flight or committed, is cheaper to repeat."""
 
 from tests.scheduler.planner_bench import BLOCK, PlannerBench, victims
-from tiercel.ids import SeqId
-from tiercel.rates import Rates
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.swap_choice import SwapChooser
+from tiercel.values.ids import SeqId
+from tiercel.values.rates import Rates
 
 
 def test_work_in_flight_counts_when_the_cheaper_victim_is_chosen() -> None:

@@ -13,14 +13,13 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, Pooled, PromptReading, TokenLogprobs
-from tiercel.plan import Slice
-from tiercel.request import Request, unpack_tokens
-from tiercel.settings import EngineSettings
-from tiercel.step_record import StepRecord
-from tiercel.tenant import Tenants
-from tiercel.wire import (
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import Finished, FinishReason, FirstToken, Gauges, Pooled, PromptReading, TokenLogprobs
+from tiercel.values.plan import Slice
+from tiercel.values.request import Request, unpack_tokens
+from tiercel.values.tenant import Tenants
+from tiercel.wire.frames import (
     Abort,
     Failed,
     FrameReader,
@@ -37,6 +36,7 @@ from tiercel.wire import (
     ToEngine,
     encode_frame,
 )
+from tiercel.wire.step_record import StepRecord
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from tests.server.fake_engine import FakeEngine, Script
-from tiercel.clock import Clock, MonotonicClock
-from tiercel.ids import TenantId
-from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.engine.crash_book import CrashVerdict, Death, DeathKind
 from tiercel.server.engine.mailbox import Mailbox, StreamEnd
 from tiercel.server.engine.sequences import SequenceStart
@@ -20,8 +17,11 @@ from tiercel.server.host.hosted_engine import HostedEngine
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.remote.link import EngineLink
-from tiercel.settings import EngineSettings
-from tiercel.step_record import EngineTrail
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import Clock, MonotonicClock
+from tiercel.values.ids import TenantId
+from tiercel.values.request import SamplingParams, pack_tokens
+from tiercel.wire.step_record import EngineTrail
 
 SECRET = b"a secret of sixteen bytes or more"
 

@@ -17,7 +17,6 @@ import uvicorn
 from msgspec.structs import replace
 
 from tests.server.fake_engine import FakeEngine, Script
-from tiercel.config import Resolved
 from tiercel.server.api.context import ServerContext
 from tiercel.server.app import create_app
 from tiercel.server.composition import build_context
@@ -28,7 +27,8 @@ from tiercel.server.http.uvicorn_server import QuietServer
 from tiercel.server.text.chat_template import TemplateRendering
 from tiercel.server.text.template_renderer import TemplateRenderer
 from tiercel.server.ui.past import ServerPast
-from tiercel.settings import EngineSettings, ServerSettings
+from tiercel.settings.config import Resolved
+from tiercel.settings.settings import EngineSettings, ServerSettings
 
 MODEL = "tiny"
 TEMPLATE = (

@@ -9,10 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from tiercel.errors import AdmissionError
-from tiercel.ids import TenantId
-from tiercel.outcome import Finished, Gauges
-from tiercel.request import SamplingParams
 from tiercel.scheduler.cost import linear_times
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.mailbox import Mailbox
@@ -22,8 +18,12 @@ from tiercel.server.tenancy.tenants import Tenant, make_table
 from tiercel.server.tenancy.usage import UsageBook
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, prompt_bytes
-from tiercel.tenant import Tenants
-from tiercel.wire import FrameReader, Ready, Report, SetTenants, Submit, ToEngine, encode_frame
+from tiercel.values.errors import AdmissionError
+from tiercel.values.ids import TenantId
+from tiercel.values.outcome import Finished, Gauges
+from tiercel.values.request import SamplingParams
+from tiercel.values.tenant import Tenants
+from tiercel.wire.frames import FrameReader, Ready, Report, SetTenants, Submit, ToEngine, encode_frame
 
 MACHINE = SimSettings(
     times=linear_times(base_ms=3.0, prefill_ms=0.1, decode_ms=0.5, context_ms=0.0002),

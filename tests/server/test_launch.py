@@ -23,7 +23,7 @@ FAKE = Path(__file__).with_name("fake_engine.py")
 START = """
 import json, sys
 from tiercel.server.launch import serve
-from tiercel.settings import EngineSettings, ServerSettings, Settings
+from tiercel.settings.settings import EngineSettings, ServerSettings, Settings
 fields = json.loads(sys.argv[1])
 server = ServerSettings(served_model_names=("tiny",), port=0, **fields)
 sys.exit(serve(Settings(engine=EngineSettings(model=fields["model"]), server=server), command=json.loads(sys.argv[2])))

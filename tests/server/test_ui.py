@@ -14,9 +14,12 @@ from msgspec.structs import replace
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, running, server_settings, text_body, until, with_server
-from tiercel.clock import ManualClock
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import (
+from tiercel.server.tenancy.auth import Viewer
+from tiercel.server.ui.dashboard import MAX_REQUESTS, MAX_TENANTS, MAX_TIER_TENANTS, Dashboard
+from tiercel.server.ui.past import KEPT_S, PERIOD_S, ServerPast
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import (
     FairGauges,
     Gauges,
     RouteGauges,
@@ -26,11 +29,8 @@ from tiercel.outcome import (
     TenantGauges,
     TierGauges,
 )
-from tiercel.server.tenancy.auth import Viewer
-from tiercel.server.ui.dashboard import MAX_REQUESTS, MAX_TENANTS, MAX_TIER_TENANTS, Dashboard
-from tiercel.server.ui.past import KEPT_S, PERIOD_S, ServerPast
-from tiercel.tier import Route, Tier
-from tiercel.wire import Report
+from tiercel.values.tier import Route, Tier
+from tiercel.wire.frames import Report
 
 TENANTS = """\
 admin_key: boss

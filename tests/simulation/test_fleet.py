@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from benchmarks.scenarios.replicas import ENGINE, run_bound, run_saturated_fleet
 from tests.seeds import fresh_seeds
-from tiercel.ids import EngineId, TenantId
 from tiercel.simulation.fleet import FleetSimSettings, FleetSimulation, Placement
 from tiercel.simulation.http import HttpTimes
 from tiercel.simulation.replay import FleetReplay, Replay
@@ -21,7 +20,8 @@ from tiercel.simulation.workload import (
     draw_requests,
     ordered_workload,
 )
-from tiercel.tenant import TenantShare
+from tiercel.values.ids import EngineId, TenantId
+from tiercel.values.tenant import TenantShare
 
 A, B = TenantId("a"), TenantId("b")
 

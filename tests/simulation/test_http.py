@@ -5,8 +5,6 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from tiercel.clock import ManualClock
-from tiercel.ids import TenantId
 from tiercel.scheduler.cost import StepTimes, linear_times
 from tiercel.simulation.fitting import ClosedLoop, Corrections, fit_steps, play
 from tiercel.simulation.http import HttpProcess, HttpTimes
@@ -23,7 +21,9 @@ from tiercel.simulation.workload import (
     draw_requests,
     ordered_workload,
 )
-from tiercel.tenant import TenantShare
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import TenantShare
 
 A = TenantShare(name=TenantId("a"))
 TIMES = linear_times(base_ms=2.0, prefill_ms=0.05, decode_ms=0.1, context_ms=0.0)

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.clock import ManualClock
 from tiercel.engine.loop import EngineLoop
-from tiercel.ids import SeqId, TenantId
-from tiercel.plan import StepPlan, whole_slices
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.simulation.machine import CostFlight, CostMachine
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest
-from tiercel.tenant import Slo, TenantShare
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.plan import StepPlan, whole_slices
+from tiercel.values.tenant import Slo, TenantShare
 
 STREAMS = TenantShare(name=TenantId("streams"))
 HASTY = TenantShare(name=TenantId("hasty"), slo=Slo(tbt_s=0.05))

@@ -6,13 +6,12 @@ from msgspec.structs import replace
 from benchmarks.scenarios.mixes import run_long_prompts
 from benchmarks.scenarios.progress import draw_mix, play
 from tests.seeds import fast_and_slow, fresh_seeds
-from tiercel.ids import TenantId
-from tiercel.plan import Plan, whole_slices
-from tiercel.process_settings import PolicyName
 from tiercel.scheduler.preemption_budget import LOSS_SHARE
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest, Sources
-from tiercel.tenant import TenantShare
+from tiercel.values.ids import TenantId
+from tiercel.values.plan import Plan, whole_slices
+from tiercel.values.tenant import PolicyName, TenantShare
 
 STEPS = 2000
 

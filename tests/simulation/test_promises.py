@@ -14,13 +14,13 @@ from benchmarks.scenarios.mixes import (
     run_waiting,
 )
 from tests.seeds import fresh_seeds
-from tiercel.ids import TenantId
 from tiercel.scheduler.aging import AgingShare
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.fairness import TenantBook
 from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
 from tiercel.scheduler.policy import Policy
 from tiercel.simulation.simulator import SimSettings
+from tiercel.values.ids import TenantId
 
 # Steps and seeds with which a book that refills too much breaks the bound: see the last test with them.
 BREAKING_STEPS, BREAKING_SEEDS = 2500, (1, 6)

@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 
-from tiercel.ids import TenantId
 from tiercel.simulation.histogram import LogHistogram, bucket_of
 from tiercel.simulation.profile import profile
 from tiercel.simulation.replay import Replay
@@ -22,7 +21,8 @@ from tiercel.simulation.workload import (
     ordered_workload,
     prompt_bytes,
 )
-from tiercel.tenant import TenantShare
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import TenantShare
 
 A, B = (TenantShare(name=TenantId(name)) for name in "ab")
 SMALL = SimSettings(blocks=128, max_num_seqs=8, max_num_batched_tokens=128)

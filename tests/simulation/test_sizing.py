@@ -21,7 +21,7 @@ from tiercel.simulation.sizing import (
     switch_s,
     workload_loads,
 )
-from tiercel.units import GIB
+from tiercel.values.units import GIB
 
 A100, H200, CPU = DEVICES["A100-80G"], DEVICES["H200"], DEVICES["cpu"]
 YI_34B = ModelShape(34 * 10**9, 34 * 10**9, layers=60, kv_heads=8, head_dim=128, attention_width=7168, itemsize=2)

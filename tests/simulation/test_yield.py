@@ -6,16 +6,15 @@ from typing import NamedTuple
 
 import pytest
 
-from tiercel.clock import ManualClock
 from tiercel.engine.loop import EngineLoop
-from tiercel.ids import SeqId, TenantId
-from tiercel.plan import StepPlan
-from tiercel.process_settings import PolicyName
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.simulation.machine import CostFlight, CostMachine
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest
-from tiercel.tenant import Slo, TenantShare
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.plan import StepPlan
+from tiercel.values.tenant import PolicyName, Slo, TenantShare
 
 BUSY = TenantShare(name=TenantId("busy"), band=2, slo=Slo(kind="batch"))
 PERSON = TenantShare(name=TenantId("person"), band=1, slo=Slo(ttft_s=0.5))

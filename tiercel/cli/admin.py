@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tiercel.cli.console import fail
-from tiercel.server_url import read_server_url
-from tiercel.wait_notice import WaitNotice
+from tiercel.system.server_url import read_server_url
+from tiercel.system.wait_notice import WaitNotice
 
 if TYPE_CHECKING:
     import httpx
@@ -28,7 +28,7 @@ def call(
     import httpx
 
     # lazy: as above
-    from tiercel.config import client_admin_key
+    from tiercel.settings.config import client_admin_key
 
     key = admin_key or client_admin_key()
     if key is None:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tiercel.cli.json_flags import JsonFlags, check_harmless
-from tiercel.errors import ConfigError
-from tiercel.settings import SETTINGS
-from tiercel.vllm_flags import HARMLESS, IN_GIB, OTHER_NAMES, REFUSED, RENAMED, SHORT
+from tiercel.settings.settings import SETTINGS
+from tiercel.settings.vllm_flags import HARMLESS, IN_GIB, OTHER_NAMES, REFUSED, RENAMED, SHORT
+from tiercel.values.errors import ConfigError
 
 _SWITCHES = {
     f"{prefix}{option.key}": f"{option.flag}={value}"

@@ -25,7 +25,7 @@ from tiercel.server.batch.line import (
     unanswered,
     wants_stream,
 )
-from tiercel.units import MIB
+from tiercel.values.units import MIB
 
 _MAX_LINE_BYTES = 64 * MIB
 _RETRY_STATUSES = (429, 503)  # a limit or an overload of the server

@@ -12,8 +12,8 @@ from tiercel.cli.bench_offline import (
     open_offline,
     plan_offline,
 )
-from tiercel.errors import ConfigError
-from tiercel.option import Option, options_of, read_options
+from tiercel.settings.option import Option, options_of, read_options
+from tiercel.values.errors import ConfigError
 
 _COUNT = (1, 10**9)
 

@@ -10,12 +10,12 @@ from msgspec import Struct
 
 from tiercel.cli.console import warn
 from tiercel.cli.flags import Run, flags_of, with_settings
-from tiercel.config import resolve
-from tiercel.errors import ConfigError
-from tiercel.log import configure_log
-from tiercel.openmp import adopt_engine_environment
-from tiercel.option import Group, Option, OptionField, options_of
-from tiercel.settings import SETTINGS, EngineSettings
+from tiercel.settings.config import resolve
+from tiercel.settings.option import Group, Option, OptionField, options_of
+from tiercel.settings.settings import SETTINGS, EngineSettings
+from tiercel.system.log import configure_log
+from tiercel.system.openmp import adopt_engine_environment
+from tiercel.values.errors import ConfigError
 
 if TYPE_CHECKING:
     from tiercel.engine.offline import EngineFacts, OfflineEngine, OfflineRequest
@@ -97,7 +97,7 @@ def plan_offline(given: dict[str, object]) -> OfflinePlan:
     settings = resolved.settings.engine
     configure_log(
         settings.log_level if "log_level" in resolved.given else "warning",
-        settings.log_format if "log_format" in resolved.given else "console",
+        as_json="log_format" in resolved.given and settings.log_format == "json",
     )
     adopt_engine_environment()
     # lazy: it imports torch, which takes seconds and reads the environment
@@ -117,8 +117,8 @@ def plan_offline(given: dict[str, object]) -> OfflinePlan:
 def open_offline(plan: OfflinePlan, requests: Sequence["ListedRequest"]) -> "OfflineEngine":
     """Load the model and check the requests. Errors: ConfigError, also for the first request that does not fit."""
     # lazy: as above
-    from tiercel.clock import MonotonicClock
     from tiercel.engine.offline import OfflineEngine
+    from tiercel.values.clock import MonotonicClock
 
     check_requests(requests, plan.max_model_len, plan.vocab_size, "the model's limit or --max-model-len")
     engine = OfflineEngine.open(plan.settings, MonotonicClock())
@@ -156,7 +156,7 @@ def engine_requests(requests: Sequence["ListedRequest"], temperature: float) -> 
     """Return the requests in the engine's form; each is generated to its full length."""
     # lazy: as above
     from tiercel.engine.offline import OfflineRequest
-    from tiercel.request import SamplingParams, pack_tokens
+    from tiercel.values.request import SamplingParams, pack_tokens
 
     return [
         OfflineRequest(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tiercel.cli.console import warn
 from tiercel.cli.flags import flags_of, make_command
-from tiercel.errors import ConfigError
-from tiercel.option import options_of, read_options
+from tiercel.settings.option import options_of, read_options
+from tiercel.values.errors import ConfigError
 
 if TYPE_CHECKING:
     from tiercel.loadtest.results.record import RunResult
@@ -76,9 +76,9 @@ def run_once(settings: "BenchSettings") -> "RunResult":
     """Run one load test with a progress bar, and return its result."""
     # lazy: no other verb needs the load test
     from tiercel.cli.bench_progress import BenchProgress
-    from tiercel.clock import MonotonicClock
-    from tiercel.config import bench_api_key
     from tiercel.loadtest.bench import run_bench
+    from tiercel.settings.config import bench_api_key
+    from tiercel.values.clock import MonotonicClock
 
     date = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     api_key = settings.api_key or bench_api_key()

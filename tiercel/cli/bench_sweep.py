@@ -10,7 +10,7 @@ from msgspec import Struct
 from tiercel.cli.bench_serve import command_line, run_once
 from tiercel.cli.console import print_table, warn
 from tiercel.cli.flags import flags_of, make_command
-from tiercel.option import Group, Option, options_of, read_options
+from tiercel.settings.option import Group, Option, options_of, read_options
 
 if TYPE_CHECKING:
     from tiercel.loadtest.results.record import RunResult

@@ -17,8 +17,8 @@ from tiercel.cli.bench_offline import (
     open_offline,
     plan_offline,
 )
-from tiercel.errors import ConfigError
-from tiercel.option import Option, OptionField, flag_name, options_of, read_options
+from tiercel.settings.option import Option, OptionField, flag_name, options_of, read_options
+from tiercel.values.errors import ConfigError
 
 if TYPE_CHECKING:
     from tiercel.loadtest.load.request_list import ListedRequest

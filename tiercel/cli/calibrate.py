@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from tiercel.cli.console import warn
-from tiercel.config import resolve
 from tiercel.device.base import Device
-from tiercel.errors import TiercelError
-from tiercel.openmp import adopt_engine_environment
 from tiercel.scheduler.nanobatch import SplitRow
-from tiercel.settings import EngineSettings
+from tiercel.settings.config import resolve
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.openmp import adopt_engine_environment
+from tiercel.values.errors import TiercelError
 
 
 def calibrate(given: dict[str, object]) -> int:

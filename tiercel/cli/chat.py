@@ -31,7 +31,7 @@ def chat(
     """
     # lazy: no other verb needs the HTTP client
     from tiercel.cli.conversation import ChatConversation, ChatError
-    from tiercel.config import client_api_key
+    from tiercel.settings.config import client_api_key
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     with ChatConversation(url, api_key or client_api_key(), system, sampling) as conversation:

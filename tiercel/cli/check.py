@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from tiercel.cli.console import print_tables, warn
 from tiercel.cli.decode_prediction import DecodeWork, predict_decode
-from tiercel.config import resolve
 from tiercel.modelfile.folder import LINKED_NAME
-from tiercel.process_limits import file_limit_bytes
-from tiercel.settings import Settings
-from tiercel.tier import Capacity
-from tiercel.units import show_bytes
+from tiercel.settings.config import resolve
+from tiercel.settings.settings import Settings
+from tiercel.system.process_limits import file_limit_bytes
+from tiercel.values.tier import Capacity
+from tiercel.values.units import show_bytes
 
 if TYPE_CHECKING:
     from tiercel.cli.model_facts import ModelFacts

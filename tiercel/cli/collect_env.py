@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from tiercel.cli.console import print_tables
-from tiercel.errors import ConfigError
-from tiercel.units import show_bytes
+from tiercel.values.errors import ConfigError
+from tiercel.values.units import show_bytes
 
 _PACKAGES = (
     *("tiercel", "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy"),

@@ -10,9 +10,9 @@ from tiercel.cli.admin import HERE, AdminKey, Url, call
 from tiercel.cli.config_page import reference
 from tiercel.cli.console import fail, print_table, warn
 from tiercel.cli.flags import make_command, with_settings
-from tiercel.config import resolve
-from tiercel.settings import SETTINGS
-from tiercel.settings_report import report_settings
+from tiercel.settings.config import resolve
+from tiercel.settings.report import report_settings
+from tiercel.settings.settings import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

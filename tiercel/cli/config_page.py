@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from tiercel.option import OptionField
-from tiercel.setting_groups import GROUPS
-from tiercel.settings import SETTINGS
+from tiercel.settings.groups import GROUPS
+from tiercel.settings.option import OptionField
+from tiercel.settings.settings import SETTINGS
 
 _HEAD = """\
 # Configuration
 
-*Made by `tiercel config reference > docs/configuration.md`: change `tiercel/settings.py`, not this page.*
+*Made by `tiercel config reference > docs/configuration.md`: change `tiercel/settings/settings.py`, not this page.*
 
 The value of a setting is taken from the first of these sources: flag of `tiercel serve`, `TIERCEL_*` variable,
 `VLLM_*` variable if the table names one, settings file, default. The settings file is `tiercel.toml` in the

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tiercel.standard_streams import error_stream, output_stream, say
+from tiercel.system.standard_streams import error_stream, output_stream, say
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import httpx
 
-from tiercel.server_url import read_server_url
-from tiercel.wait_notice import WaitNotice
+from tiercel.system.server_url import read_server_url
+from tiercel.system.wait_notice import WaitNotice
 
 _CONNECT_S = 10.0
 _ANSWER_S = 600.0  # maximum time between two pieces of an answer; a long prompt may wait in the queue

@@ -6,8 +6,8 @@ import typer
 from msgspec.structs import replace
 
 from tiercel.cli.console import fail
-from tiercel.settings import ServerSettings
-from tiercel.wait_notice import WaitNotice
+from tiercel.settings.settings import ServerSettings
+from tiercel.system.wait_notice import WaitNotice
 
 _PORT = 8000
 

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from tiercel.cli.console import warn
-from tiercel.config import resolve
-from tiercel.engine_address import read_address
-from tiercel.errors import ConfigError
+from tiercel.settings.config import resolve
+from tiercel.settings.engine_address import read_address
+from tiercel.values.errors import ConfigError
 
 _LISTEN = typer.Option("--listen", help="Address for the fronts; port 0: any.", metavar="HOST:PORT", show_default=False)
 

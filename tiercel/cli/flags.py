@@ -1,4 +1,4 @@
-"""Typer flags of every verb, made from declared options (`tiercel.option`)."""
+"""Typer flags of every verb, made from declared options (`tiercel.settings.option`)."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from tiercel.errors import ConfigError
-from tiercel.option import OptionField
-from tiercel.setting_groups import GROUPS
-from tiercel.settings import SETTINGS
+from tiercel.settings.groups import GROUPS
+from tiercel.settings.option import OptionField
+from tiercel.settings.settings import SETTINGS
+from tiercel.values.errors import ConfigError
 
 COMMON = "common"
 ALL = "all"

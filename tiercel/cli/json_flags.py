@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import cast
 
-from tiercel.errors import ConfigError
-from tiercel.settings import SETTINGS
-from tiercel.vllm_flags import CONFIGS, Harmless, Renamed
+from tiercel.settings.settings import SETTINGS
+from tiercel.settings.vllm_flags import CONFIGS, Harmless, Renamed
+from tiercel.values.errors import ConfigError
 
 _OBJECTS = {option.key for option in SETTINGS.values() if option.takes_object}
 

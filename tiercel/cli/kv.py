@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tiercel.cli.console import fail, print_tables
-from tiercel.units import show_bytes
+from tiercel.values.units import show_bytes
 
 if TYPE_CHECKING:
     from tiercel.device.volume_survey import FolderFacts

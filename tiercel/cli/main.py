@@ -31,9 +31,9 @@ from tiercel.cli.run_batch import RUN_BATCH_FLAGS, run_batch
 from tiercel.cli.serve import serve
 from tiercel.cli.simulate import simulate_command
 from tiercel.cli.tenants import tenants_app
-from tiercel.errors import ConfigError, OutputError, TiercelError
-from tiercel.process_limits import blame, show_memory_limits
-from tiercel.standard_streams import drop_output, output_stream, prepare_streams
+from tiercel.system.process_limits import blame, show_memory_limits
+from tiercel.system.standard_streams import drop_output, output_stream, prepare_streams
+from tiercel.values.errors import ConfigError, OutputError, TiercelError
 
 _FLAGGED = ("serve", "engine", "check", "calibrate", "show", "throughput", "latency", "run-batch")
 _NESTED = (["config", "show"], ["bench", "throughput"], ["bench", "latency"])  # verbs of two words

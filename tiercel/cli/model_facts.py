@@ -15,9 +15,9 @@ from tiercel.engine.models.fused_experts import renaming_of
 from tiercel.engine.models.precision import CpuProducts, Precision, dtype_name
 from tiercel.engine.models.registry import Candidate, examine_model, load_foreign, open_ops
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
-from tiercel.settings import EngineSettings
-from tiercel.tier import KVSpec
-from tiercel.units import GIB, show_bytes
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.tier import KVSpec
+from tiercel.values.units import GIB, show_bytes
 
 if TYPE_CHECKING:
     from tiercel.engine.models.transformers_outline import Outline

@@ -11,12 +11,12 @@ from msgspec import structs
 from tiercel.cli.bench_offline import OfflinePlan
 from tiercel.cli.bench_serve import command_line
 from tiercel.cli.console import print_tables
-from tiercel.errors import TiercelError
 from tiercel.loadtest.load.request_list import ListedRequest, digest
 from tiercel.loadtest.machine import machine_facts, versions
 from tiercel.loadtest.report.wording import show_ms, show_percent
 from tiercel.loadtest.results.distribution import percentile
-from tiercel.units import show_bytes
+from tiercel.values.errors import TiercelError
+from tiercel.values.units import show_bytes
 
 if TYPE_CHECKING:
     from tiercel.engine.offline import EngineFacts, OfflineRun

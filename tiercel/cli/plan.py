@@ -9,8 +9,7 @@ from tiercel.cli.console import print_table, print_tables
 from tiercel.cli.flags import flags_of, make_command
 from tiercel.cli.plan_flags import MAX_TOKENS, PlanFlags
 from tiercel.cli.plan_input import folder_shape, given_shape, read_device, read_workload
-from tiercel.errors import ConfigError
-from tiercel.option import options_of, read_options
+from tiercel.settings.option import options_of, read_options
 from tiercel.simulation.sizing import (
     BucketLoad,
     ContextFigures,
@@ -26,7 +25,8 @@ from tiercel.simulation.sizing import (
     free_kv_bytes,
     workload_loads,
 )
-from tiercel.units import show_bytes
+from tiercel.values.errors import ConfigError
+from tiercel.values.units import show_bytes
 
 _BOUNDS = {
     "memory": "the context does not fit",

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from tiercel.option import LENGTH, SIZE, Group, Option, read_length, read_size
-from tiercel.setting_values import read_cache_dtype
-from tiercel.settings import CacheDtype
+from tiercel.settings.option import LENGTH, SIZE, Group, Option, read_length, read_size
+from tiercel.settings.readers import read_cache_dtype
+from tiercel.settings.settings import CacheDtype
 
 MAX_TOKENS = 10**9
 _MAX_PARAMETERS = 10**15

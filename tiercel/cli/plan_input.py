@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
-from tiercel.checkpoint import read_json_object
 from tiercel.cli.console import warn
 from tiercel.cli.plan_flags import MAX_TOKENS
-from tiercel.config import resolve
-from tiercel.errors import ConfigError
-from tiercel.file_fault import file_fault
-from tiercel.option import flag_name, show_written
-from tiercel.settings import CacheDtype
+from tiercel.modelfile.checkpoint import read_json_object
+from tiercel.settings.config import resolve
+from tiercel.settings.option import flag_name, show_written
+from tiercel.settings.settings import CacheDtype
 from tiercel.simulation.sizing import DEVICES, DeviceProfile, ModelShape, WorkloadBucket
-from tiercel.tier import SCALES_BYTES
-from tiercel.units import parse_bytes
+from tiercel.system.file_fault import file_fault
+from tiercel.values.errors import ConfigError
+from tiercel.values.tier import SCALES_BYTES
+from tiercel.values.units import parse_bytes
 
 MAX_BUCKETS = 10_000
 SHARE_TOLERANCE = 0.01

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tiercel.cli.console import fail
-from tiercel.config import client_api_key, resolve
-from tiercel.errors import ConfigError
-from tiercel.file_fault import file_fault
-from tiercel.option import flag_name
-from tiercel.server_url import read_server_url
+from tiercel.settings.config import client_api_key, resolve
+from tiercel.settings.option import flag_name
+from tiercel.system.file_fault import file_fault
+from tiercel.system.server_url import read_server_url
+from tiercel.values.errors import ConfigError
 
 if TYPE_CHECKING:
     import httpx

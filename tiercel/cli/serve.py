@@ -1,7 +1,7 @@
 """`tiercel serve`: resolve the settings, then hand over to the HTTP process."""
 
 from tiercel.cli.console import warn
-from tiercel.config import resolve
+from tiercel.settings.config import resolve
 
 
 def serve(given: dict[str, object]) -> int:

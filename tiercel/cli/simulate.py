@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from tiercel.cli.console import warn
 from tiercel.cli.flags import flags_of, make_command
 from tiercel.cli.simulate_flags import SimulateFlags
-from tiercel.errors import ConfigError
-from tiercel.frame_body import plain_value
-from tiercel.option import options_of, read_options
+from tiercel.settings.option import options_of, read_options
+from tiercel.values.errors import ConfigError
+from tiercel.wire.encoding import plain_value
 
 if TYPE_CHECKING:
     from tiercel.simulation.replay import Replayed

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from tiercel.option import Group, Option
-from tiercel.process_settings import PolicyName
-from tiercel.settings import PreemptionMode
+from tiercel.settings.option import Group, Option
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.tenant import PolicyName
 
 _TRAFFIC, _MACHINE, _OUTPUT = Group("Traffic"), Group("Machine"), Group("Output")
 _COUNT = (1, 10**9)

@@ -9,8 +9,6 @@ import yaml
 from msgspec import Struct
 
 from tiercel.cli.simulate_flags import SimulateFlags
-from tiercel.errors import ConfigError
-from tiercel.ids import TenantId
 from tiercel.loadtest.load.arrivals import due_times
 from tiercel.loadtest.load.datasets.burstgpt import answered_rows
 from tiercel.loadtest.load.datasets.timed_trace import BLOCK_TOKENS, timed_lines
@@ -27,7 +25,9 @@ from tiercel.simulation.workload import (
     draw_requests,
     ordered_workload,
 )
-from tiercel.tenant import Slo, TenantShare
+from tiercel.values.errors import ConfigError
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import Slo, TenantShare
 
 
 class SimTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tiercel.cli.console import print_table, print_tables
-from tiercel.ids import TenantId
 from tiercel.loadtest.report.chart import ChartRow, Curve, Span, range_chart, rows_chart
 from tiercel.loadtest.report.drawing import Chart, drawing_style, finish
 from tiercel.loadtest.report.wording import show_ms, show_number, show_percent
 from tiercel.simulation.replay import Replayed
 from tiercel.simulation.result import Percentiles, SimEngineResult, SimResult, SimTenantResult
+from tiercel.values.ids import TenantId
 
 _MAX_DRAWN = 8  # tenants per picture
 

@@ -9,8 +9,8 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from tiercel.errors import TiercelError
-from tiercel.standard_streams import output_stream, say
+from tiercel.system.standard_streams import output_stream, say
+from tiercel.values.errors import TiercelError
 
 # The kernel ends the program when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2), kept by execve).
 _BOUND = """

@@ -29,7 +29,7 @@ from tiercel.cluster.child import BoundChild
 from tiercel.cluster.directory import EngineDirectory
 from tiercel.cluster.fleet_args import FleetArgs
 from tiercel.cluster.scaling import METRIC, WorkPolicy
-from tiercel.engine_address import EngineAddress
+from tiercel.settings.engine_address import EngineAddress
 
 TIERCEL = str(Path(sys.executable).with_name("tiercel"))
 _ROUND_S = 1.0

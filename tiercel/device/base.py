@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from tiercel.clock import Clock
+from tiercel.values.clock import Clock
 
 if TYPE_CHECKING:  # these import torch or numpy, which the simulated device lives without
     from tiercel.device.extents import Extents

@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 
 import torch
 
-from tiercel.clock import Clock, MonotonicClock
 from tiercel.device import memory
 from tiercel.device.contention import KernelContention, name_thread
 from tiercel.device.extents import Extents
 from tiercel.device.processors import cpu_quota, default_threads, show_cores, usable_cores
 from tiercel.device.team import Team
 from tiercel.device.timer import WallTimer
+from tiercel.values.clock import Clock, MonotonicClock
 
 log = logging.getLogger(__name__)
 

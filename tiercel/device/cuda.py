@@ -7,7 +7,6 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from tiercel.clock import Clock
 from tiercel.device import memory
 from tiercel.device.base import Mark
 from tiercel.device.cuda_copy import CudaCopyLane, Stream
@@ -17,6 +16,7 @@ from tiercel.device.graph import CudaGraphRecorder
 from tiercel.device.pinned import SLAB_BYTES, PinnedMemory
 from tiercel.device.shortage import is_shortage
 from tiercel.device.timer import CudaTimer
+from tiercel.values.clock import Clock
 
 R = TypeVar("R")
 

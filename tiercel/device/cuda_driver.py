@@ -12,7 +12,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, 
 from typing import Any
 
 from tiercel.device.extents import Extents
-from tiercel.errors import DeviceError
+from tiercel.values.errors import DeviceError
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tiercel.device.shortage import is_shortage
-from tiercel.errors import DeviceError, OutOfDeviceMemoryError
+from tiercel.values.errors import DeviceError, OutOfDeviceMemoryError
 
 _WARM_UPS = 2  # runs that compile and tune kernels and allocate the workspaces of libraries, which cannot be recorded
 

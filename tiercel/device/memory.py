@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tiercel.device.control_group import group_folders
-from tiercel.process_limits import memory_limits
-from tiercel.units import show_bytes
+from tiercel.system.process_limits import memory_limits
+from tiercel.values.units import show_bytes
 
 _UNLIMITED = 1 << 60
 _UNIFIED = ("memory.max", "memory.current")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tiercel.device.extents import Addresses
 from tiercel.device.host_pages import HUGE_PAGE_BYTES, collapse
-from tiercel.errors import DeviceError
+from tiercel.values.errors import DeviceError
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import torch
 from tiercel.device.base import Device
 from tiercel.device.cpu import CpuDevice
 from tiercel.device.cuda import CudaDevice, open_cuda
-from tiercel.errors import ConfigError, DeviceError
-from tiercel.settings import DeviceName
+from tiercel.settings.settings import DeviceName
+from tiercel.values.errors import ConfigError, DeviceError
 
 
 def open_device(name: DeviceName, threads: int | None = None) -> Device:

@@ -10,12 +10,12 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from tiercel.clock import ManualClock
-from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
-from tiercel.ids import SeqId
-from tiercel.outcome import StepOutcome
-from tiercel.plan import Slice, StepPlan
-from tiercel.request import Request, unpack_tokens
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import StepOutcome
+from tiercel.values.plan import Slice, StepPlan
+from tiercel.values.request import Request, unpack_tokens
 
 _PRIME = (1 << 61) - 1
 _EMPTY = -2  # a row that was never written

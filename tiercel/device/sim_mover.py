@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from tiercel.clock import ManualClock
-from tiercel.errors import InvariantError
-from tiercel.outcome import RouteGauges
-from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import InvariantError
+from tiercel.values.outcome import RouteGauges
+from tiercel.values.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 
 _ORDER = {purpose: rank for rank, purpose in enumerate(Purpose)}
 

@@ -5,8 +5,8 @@ wait for that thread at every region, a hundred times a step; a team with one th
 docs/decisions/0027.
 """
 
-from tiercel.clock import Clock
 from tiercel.device.contention import Contention
+from tiercel.values.clock import Clock
 
 WINDOW_S = 0.2  # a decision is made after each window
 _GAP_S = 0.05  # after a longer pause the window begins anew

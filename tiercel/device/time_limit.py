@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from tiercel.clock import Clock
+from tiercel.values.clock import Clock
 
 
 class Timer(Protocol):

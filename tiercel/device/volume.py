@@ -29,9 +29,9 @@ from tiercel.device.volume_format import (
 )
 from tiercel.device.volume_layout import fit_layout, total_bytes
 from tiercel.device.volume_opening import OpenedVolume, VolumeOpener
-from tiercel.errors import ConfigError, InvariantError
-from tiercel.kv_folder import lock_folder
-from tiercel.units import show_bytes
+from tiercel.system.kv_folder import lock_folder
+from tiercel.values.errors import ConfigError, InvariantError
+from tiercel.values.units import show_bytes
 
 _OPEN_SHIFT = 40  # a sequence number is (number of openings) << 40 | writes since the opening
 _SCAN_THREADS = 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiercel.device.volume_format import ALIGN, VOLUME_NAME, round_up
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

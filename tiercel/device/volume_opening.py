@@ -14,9 +14,9 @@ from tiercel.device.volume_file import FileCalls, VolumeFile, create_volume_file
 from tiercel.device.volume_format import ALIGN, ID_BYTES, VOLUME_NAME, Superblock, pack_superblock, parse_superblock
 from tiercel.device.volume_journal import VolumeJournal, read_journal, unlink_journal
 from tiercel.device.volume_layout import VolumeLayout
-from tiercel.errors import ConfigError
-from tiercel.kv_folder import open_folder
-from tiercel.units import show_bytes
+from tiercel.system.kv_folder import open_folder
+from tiercel.values.errors import ConfigError
+from tiercel.values.units import show_bytes
 
 log = logging.getLogger(__name__)
 

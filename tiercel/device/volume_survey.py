@@ -23,8 +23,8 @@ from tiercel.device.volume_format import (
 )
 from tiercel.device.volume_journal import read_journal, unlink_journal
 from tiercel.device.volume_opening import read_superblock
-from tiercel.errors import ConfigError
-from tiercel.kv_folder import lock_folder, lock_holder, open_folder
+from tiercel.system.kv_folder import lock_folder, lock_holder, open_folder
+from tiercel.values.errors import ConfigError
 
 SlotVerdict = Literal["good", "empty", "torn"]
 

@@ -7,8 +7,8 @@ import argparse
 import os
 
 from tiercel.engine.orphan import end_with_parent
-from tiercel.process_limits import blame, show_memory_limits
-from tiercel.standard_streams import error_stream, guard_streams, say
+from tiercel.system.process_limits import blame, show_memory_limits
+from tiercel.system.standard_streams import error_stream, guard_streams, say
 
 EXIT_CRASH = 3  # as of `process`
 

@@ -8,7 +8,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tiercel.clock import Clock
 from tiercel.device.base import Device, Lane
 from tiercel.device.cpu import CpuLane
 from tiercel.device.registry import open_device
@@ -54,19 +53,20 @@ from tiercel.engine.wake import Wake
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.store.memory_file import identity_of, kept_memory
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import ExpertGauges
-from tiercel.process_limits import file_limit_bytes
-from tiercel.rates import EngineSpeed, Rates
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.nanobatch import Splitter
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.step_goal import log_goal
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.settings import EngineSettings
-from tiercel.step_record import StepRecord
-from tiercel.tier import Capacity, KVSpec, Route
-from tiercel.wire import Loading
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.process_limits import file_limit_bytes
+from tiercel.values.clock import Clock
+from tiercel.values.outcome import ExpertGauges
+from tiercel.values.rates import EngineSpeed, Rates
+from tiercel.values.tier import Capacity, KVSpec, Route
+from tiercel.wire.frames import Loading
+from tiercel.wire.step_record import StepRecord
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tiercel.engine.progress import Outbox
 from tiercel.kvcache.background import BackgroundWork
-from tiercel.wire import DiskReleased
+from tiercel.wire.frames import DiskReleased
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tiercel.outcome import FairGauges
 from tiercel.scheduler.book import SequenceBook
+from tiercel.values.outcome import FairGauges
 
 _MAX_TENANTS_PER_STEP = 512
 _INTERVAL_S = 1.0  # between two surveys

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from tiercel.clock import Clock
 from tiercel.engine.fairness_survey import FairnessSurvey
 from tiercel.engine.step.memory_relief import MemoryRelief
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import DiskState, ExpertGauges, Gauges, GrammarGauges, RouteGauges
 from tiercel.scheduler.book import SequenceBook
+from tiercel.values.clock import Clock
+from tiercel.values.outcome import DiskState, ExpertGauges, Gauges, GrammarGauges, RouteGauges
 
 _MAX_SEQUENCES = 64  # in one report
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
-from tiercel.grammar import GRAMMAR_FAILED
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import GrammarGauges
-from tiercel.request import Request
+from tiercel.values.grammar import GRAMMAR_FAILED
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import GrammarGauges
+from tiercel.values.request import Request
 
 
 class GrammarKey(NamedTuple):

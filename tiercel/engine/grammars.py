@@ -8,17 +8,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tiercel.clock import Clock
 from tiercel.engine.grammar_queue import CompileEnd, GrammarKey
 from tiercel.engine.sampling import Grammar, GrammarCompiler, open_compiler
-from tiercel.errors import ConfigError
-from tiercel.grammar_words import COMPILER_FAILED
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import GrammarGauges
-from tiercel.request import Request
-from tiercel.shared_cache import SharedCache
-from tiercel.step_record import StepRecord
-from tiercel.units import MIB
+from tiercel.system.shared_cache import SharedCache
+from tiercel.values.clock import Clock
+from tiercel.values.errors import ConfigError
+from tiercel.values.grammar_words import COMPILER_FAILED
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import GrammarGauges
+from tiercel.values.request import Request
+from tiercel.values.units import MIB
+from tiercel.wire.step_record import StepRecord
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from tiercel.clock import Clock
 from tiercel.engine.fairness_survey import FairnessSurvey
 from tiercel.engine.gauges import GaugeReader
 from tiercel.engine.grammar_queue import GrammarQueue, Grammars, NoGrammars
@@ -18,11 +17,15 @@ from tiercel.engine.restore_wait import RestoreWait
 from tiercel.engine.step.flight import Flight, RefusedFlight, StepRunner
 from tiercel.engine.step.memory_relief import NO_MEMORY, MemoryRelief
 from tiercel.engine.tenant_reload import TenantReload
-from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
-from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.table import NO_REUSE
-from tiercel.outcome import (
+from tiercel.scheduler.book import Commit, SequenceBook
+from tiercel.scheduler.planner import Planner
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import Clock
+from tiercel.values.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import (
     BAD_LOGITS,
     DiskState,
     ExpertGauges,
@@ -32,15 +35,12 @@ from tiercel.outcome import (
     SequenceState,
     StepOutcome,
 )
-from tiercel.plan import NanoBatch, StepPlan, whole_slices
-from tiercel.request import Request
-from tiercel.scheduler.book import Commit, SequenceBook
-from tiercel.scheduler.planner import Planner
-from tiercel.settings import EngineSettings
-from tiercel.step_record import ANY_SEQ, StepRecord
-from tiercel.tenant import Tenants
-from tiercel.tier import Landing, Transfer
-from tiercel.wire import Abort, Quit, ReleaseDisk, SetSettings, SetTenants, SetWeights, Start, Submit, ToEngine
+from tiercel.values.plan import NanoBatch, StepPlan, whole_slices
+from tiercel.values.request import Request
+from tiercel.values.tenant import Tenants
+from tiercel.values.tier import Landing, Transfer
+from tiercel.wire.frames import Abort, Quit, ReleaseDisk, SetSettings, SetTenants, SetWeights, Start, Submit, ToEngine
+from tiercel.wire.step_record import ANY_SEQ, StepRecord
 
 log = logging.getLogger(__name__)
 

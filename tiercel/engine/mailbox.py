@@ -7,8 +7,8 @@ import socket
 from msgspec.structs import replace
 
 from tiercel.engine.wake import Wake
-from tiercel.errors import WireError
-from tiercel.wire import FrameReader, FromEngine, Report, ToEngine, encode_frame, encode_report
+from tiercel.values.errors import WireError
+from tiercel.wire.frames import FrameReader, FromEngine, Report, ToEngine, encode_frame, encode_report
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from tiercel.clock import Clock
 from tiercel.engine.progress import Outbox
-from tiercel.fleet_wire import pack_heads
-from tiercel.ids import TenantId
 from tiercel.kvcache.key_news import KeyNews
-from tiercel.wire import EngineNews
+from tiercel.values.clock import Clock
+from tiercel.values.ids import TenantId
+from tiercel.wire.fleet_frames import pack_heads
+from tiercel.wire.frames import EngineNews
 
 NEWS_S = 0.25
 """The least time between two news: a front finds a prefix so late, and balances tenants on service so old."""

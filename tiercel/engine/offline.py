@@ -10,19 +10,19 @@ from typing import Self
 
 import torch
 
-from tiercel.clock import Clock
 from tiercel.device.base import Device
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.measure.stopwatch import Laps, Stopwatch
 from tiercel.engine.memory.capacity import for_device, step_tokens
 from tiercel.engine.wake import Wake
-from tiercel.errors import TiercelError
-from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, Gauges
-from tiercel.request import Request, SamplingParams
-from tiercel.settings import EngineSettings
-from tiercel.wire import FromEngine, Report, Submit
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import Clock
+from tiercel.values.errors import TiercelError
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import Finished, FinishReason, Gauges
+from tiercel.values.request import Request, SamplingParams
+from tiercel.wire.frames import FromEngine, Report, Submit
 
 
 @dataclass(frozen=True, slots=True)

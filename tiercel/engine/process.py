@@ -11,18 +11,18 @@ import signal
 import socket
 from collections.abc import Callable
 
-from tiercel.clock import Clock, MonotonicClock
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.heap import keep_heap
 from tiercel.engine.mailbox import EngineMailbox, receive_start
 from tiercel.engine.models.precision import dtype_name
 from tiercel.engine.wake import Wake
-from tiercel.errors import ConfigError
-from tiercel.facts import identity_of_facts
-from tiercel.log import configure_log
-from tiercel.settings import EngineSettings
-from tiercel.step_record import StepRecord
-from tiercel.wire import Failed, Ready, Start
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.log import configure_log
+from tiercel.values.clock import Clock, MonotonicClock
+from tiercel.values.errors import ConfigError
+from tiercel.values.facts import identity_of_facts
+from tiercel.wire.frames import Failed, Ready, Start
+from tiercel.wire.step_record import StepRecord
 
 log = logging.getLogger("tiercel.engine.process")
 
@@ -89,7 +89,7 @@ def serve(
     if not isinstance(first, Start):
         log.error("first frame is not start frame=%s", type(first).__name__)
         return EXIT_CRASH
-    configure_log(first.settings.log_level, first.settings.log_format)
+    configure_log(first.settings.log_level, as_json=first.settings.log_format == "json")
     started_s = clock.now_s()
     try:
         record = StepRecord.open(first.settings.record_rows, record_fd)

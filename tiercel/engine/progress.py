@@ -6,8 +6,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tiercel.standard_streams import error_stream
-from tiercel.wire import FromEngine, Loading
+from tiercel.system.standard_streams import error_stream
+from tiercel.wire.frames import FromEngine, Loading
 
 
 class Outbox(Protocol):

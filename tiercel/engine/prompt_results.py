@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import Pooled, PromptReading
 from tiercel.scheduler.book import SequenceBook
-from tiercel.wire import Report
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import Pooled, PromptReading
+from tiercel.wire.frames import Report
 
 _PORTION_BYTES = 1 << 18
 """Log-probabilities in one report: the frame is far below its limit, and sockets and event loop are never busy long."""

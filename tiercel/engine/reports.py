@@ -3,12 +3,12 @@
 from array import array
 from typing import Protocol
 
-from tiercel.clock import Clock
 from tiercel.engine.fairness_survey import FairnessSurvey
 from tiercel.engine.gauges import GaugeReader
-from tiercel.outcome import Finished, StepOutcome
 from tiercel.scheduler.book import Commit, SequenceBook
-from tiercel.wire import Report
+from tiercel.values.clock import Clock
+from tiercel.values.outcome import Finished, StepOutcome
+from tiercel.wire.frames import Report
 
 _FULL_INTERVAL_S = 0.25  # between two reports with the gauges of every tier and route
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from tiercel.clock import Clock
-from tiercel.outcome import RouteGauges
-from tiercel.tier import Landing, Route, Transfer
+from tiercel.values.clock import Clock
+from tiercel.values.outcome import RouteGauges
+from tiercel.values.tier import Landing, Route, Transfer
 
 _MARGIN_S = 1e-3  # before the end of the steps in flight, for a thread that wakes late
 _PLANNINGS = 2.0  # the time of planning and launching that is set aside, as a multiple of the longest lately

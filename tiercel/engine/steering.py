@@ -7,14 +7,14 @@ from typing import NamedTuple
 from msgspec import structs
 
 from tiercel.kvcache.manager import CacheManager
-from tiercel.log import set_log_level
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import Policy, open_policy
 from tiercel.scheduler.step_goal import log_goal, step_beside
 from tiercel.scheduler.step_limits import DEFAULT_GOAL_S, YIELD_LOSS, StepLimits
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.log import set_log_level
 
 log = logging.getLogger(__name__)
 

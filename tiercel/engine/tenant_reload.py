@@ -6,7 +6,7 @@ from itertools import chain
 
 from tiercel.kvcache.manager import CacheManager
 from tiercel.scheduler.book import SequenceBook
-from tiercel.tenant import Tenants
+from tiercel.values.tenant import Tenants
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,11 @@
 """The periodic work of an engine: correct the rates, and stop writing to a disk that has failed."""
 
-from tiercel.clock import Clock
 from tiercel.engine.measure.rate_book import RateBook
 from tiercel.engine.memory.tiers import Tiers
 from tiercel.kvcache.background import BackgroundWork
-from tiercel.outcome import DiskState
 from tiercel.scheduler.cost import StepCosts
+from tiercel.values.clock import Clock
+from tiercel.values.outcome import DiskState
 
 _INTERVAL_S = 0.5
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Collection, Mapping
 
-from tiercel.errors import InvariantError
-from tiercel.ids import EngineId, TenantId
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import EngineId, TenantId
 
 LEAD_S = 4.0
 """T: a tenant that is ahead of another one by so many seconds of its share has its weight divided by e against it.

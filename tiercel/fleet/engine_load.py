@@ -3,8 +3,8 @@
 import math
 from collections.abc import Collection
 
-from tiercel.ids import TenantId
-from tiercel.rates import EngineSpeed
+from tiercel.values.ids import TenantId
+from tiercel.values.rates import EngineSpeed
 
 
 class _Level:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from tiercel.errors import InvariantError
 from tiercel.fleet.router import PromptWork, Router
-from tiercel.ids import EngineId, KeyHead, SeqId
-from tiercel.rates import EngineSpeed
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import EngineId, KeyHead, SeqId
+from tiercel.values.rates import EngineSpeed
 
 MAX_RECALLS = 64
 """The maximum number of sequences that one call asks engines to give back."""

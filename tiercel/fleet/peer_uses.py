@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from tiercel.ids import TenantId
-from tiercel.limit_use import LimitUse
+from tiercel.values.ids import TenantId
+from tiercel.values.limit_use import LimitUse
 
 LEASE_S = 3.0
 """The time after its last message for which a front counts. Engines abort the sequences of a front whose connection has

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from tiercel.errors import InvariantError
-from tiercel.ids import EngineId, KeyHead
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import EngineId, KeyHead
 
 MAX_KEYS = 1 << 20
 """The default number of heads that an index keeps: about 180 MB with 64 engines, for 128 million tokens."""

@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
-from tiercel.block_key import PromptHeads
-from tiercel.errors import InvariantError
 from tiercel.fleet.engine_load import EngineLoad
 from tiercel.fleet.prefix_index import PrefixIndex
-from tiercel.ids import EngineId, KeyHead, SeqId, TenantId
-from tiercel.rates import EngineSpeed
+from tiercel.values.block_key import PromptHeads
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import EngineId, KeyHead, SeqId, TenantId
+from tiercel.values.rates import EngineSpeed
 
 SHARE_QUANTUM_MS = 2000.0
 """The unfinished work of a tenant at one engine, beyond its mean over all engines, up to which it follows its prefix.
@@ -31,7 +31,7 @@ class PromptWork(Struct, frozen=True, kw_only=True):
     tenant: TenantId
     num_tokens: int  # of the prompt, and of outputs if it is resumed
     max_outputs: int  # tokens that it may still generate
-    heads: PromptHeads = PromptHeads()  # see `tiercel.block_key.prompt_heads`
+    heads: PromptHeads = PromptHeads()  # see `block_key.prompt_heads`
 
 
 class RouteChoice(Struct, frozen=True):

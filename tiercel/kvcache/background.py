@@ -3,15 +3,15 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.chain_writer import ChainWriter
 from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tiers import TierSet
 from tiercel.kvcache.verification import UnverifiedCopies
 from tiercel.kvcache.write_back import WriteBack
-from tiercel.rates import Rates
-from tiercel.tier import Purpose, Route, Transfer, Verdict
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.rates import Rates
+from tiercel.values.tier import Purpose, Route, Transfer, Verdict
 
 _MAX_ADOPTED = 2048  # disk slots in one step: about 2 ms
 

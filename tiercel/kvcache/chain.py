@@ -5,8 +5,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from tiercel.ids import BlockKey
 from tiercel.kvcache.key_index import KEY_BYTES
+from tiercel.values.ids import BlockKey
 
 _MAX_CHAINS = 4096
 _KEPT_SHARE = 0.75  # of the limits on chains and keys, once the cheapest chains are forgotten

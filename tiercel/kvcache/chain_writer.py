@@ -8,8 +8,8 @@ from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tiers import TierSet
 from tiercel.kvcache.write_back import WriteBack
-from tiercel.rates import Rates
-from tiercel.tier import Purpose, Route, Tier
+from tiercel.values.rates import Rates
+from tiercel.values.tier import Purpose, Route, Tier
 
 _MAX_LOOKS = 1024  # blocks of chains looked at in one step: about 1 ms
 _MAX_CHAINS = 64  # looked at in one step

@@ -4,12 +4,12 @@ from array import array
 
 import numpy as np
 
-from tiercel.errors import InvariantError
-from tiercel.ids import BlockKey
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.slot_index import SlotIndex, Slots, as_index, view
 from tiercel.kvcache.transfers import TransferBook
-from tiercel.tier import Tier
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import BlockKey
+from tiercel.values.tier import Tier
 
 
 class CopyLinks:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tiercel.ids import SlotId
 from tiercel.kvcache.slot_index import SlotIndex, Slots, view
 from tiercel.kvcache.slot_state import SlotState
+from tiercel.values.ids import SlotId
 
 _DEFERRED = int(SlotState.DEFERRED)
 

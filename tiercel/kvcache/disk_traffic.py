@@ -1,11 +1,11 @@
 """Reads from the SSD tier and writes to it, and the limits on both."""
 
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.chain import WriteBudget
 from tiercel.kvcache.slot_index import Slots
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tiers import TierSet
-from tiercel.tier import Purpose, Route, Tier, Transfer
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.tier import Purpose, Route, Tier, Transfer
 
 _STUCK_S = 2.0  # a call to the disk that takes longer hangs
 _MAX_LATE = 4  # reads that are late and have not come back; with so many of them no other read begins

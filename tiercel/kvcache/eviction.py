@@ -8,9 +8,9 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from tiercel.errors import InvariantError
 from tiercel.kvcache.slot_index import NO_SLOTS, SlotIndex, Slots, as_index, as_slots, count_each, view
 from tiercel.kvcache.slot_state import SlotState
+from tiercel.values.errors import InvariantError
 
 
 class RetentionClass(enum.IntEnum):

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import chain
 
-from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.retention import want_run
@@ -19,8 +18,9 @@ from tiercel.kvcache.step_budget import BLOCKS_PER_LOOK, MAX_BATCH, StepBudget
 from tiercel.kvcache.table import BlockTable, Fetch
 from tiercel.kvcache.tiers import TierSet
 from tiercel.kvcache.verification import UnverifiedCopies
-from tiercel.rates import Rates
-from tiercel.tier import Landing, Purpose, Route, Tier, Verdict
+from tiercel.values.ids import BlockKey, SeqId, SlotId
+from tiercel.values.rates import Rates
+from tiercel.values.tier import Landing, Purpose, Route, Tier, Verdict
 
 PATIENCE_S = 0.25
 """Time that a sequence waits for its fetch beyond the time that the rates predict."""

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tiercel.errors import InvariantError
 from tiercel.kvcache.slot_index import SlotIndex, Slots, view
+from tiercel.values.errors import InvariantError
 
 _SEARCH_SLOTS = 1 << 17  # that one search for a run looks at: well under 1 ms
 

@@ -6,8 +6,8 @@ from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.owner import TenantHoldings
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.tiers import TierSet
-from tiercel.outcome import TenantBlocks, TierGauges
-from tiercel.tier import Tier
+from tiercel.values.outcome import TenantBlocks, TierGauges
+from tiercel.values.tier import Tier
 
 _MAX_TENANTS = 32  # shown by name, in each tier
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.key_news import KeyNews
 from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, view
+from tiercel.values.ids import BlockKey, SlotId
 
 KEY_BYTES = 32
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from tiercel.block_key import ANNOUNCED_BYTE, ANNOUNCED_ONE_IN, is_announced, key_head
-from tiercel.ids import BlockKey, KeyHead
+from tiercel.values.block_key import ANNOUNCED_BYTE, ANNOUNCED_ONE_IN, is_announced, key_head
+from tiercel.values.ids import BlockKey, KeyHead
 
 _HEAD_BYTES = 8
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.pool import SlotPool
@@ -10,7 +9,8 @@ from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, as_slots
 from tiercel.kvcache.swap import SwapBook
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tiers import TierSet
-from tiercel.tier import Landing, Route, Transfer, Verdict
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.tier import Landing, Route, Transfer, Verdict
 
 
 class LandingBook:

@@ -4,7 +4,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from tiercel.ids import BlockKey, SeqId
 from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.fetch import FetchWork
 from tiercel.kvcache.overlay import Overlay
@@ -14,6 +13,7 @@ from tiercel.kvcache.swap import SwapBook
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tenant_holding import PlannedHolding, TenantHolding
 from tiercel.kvcache.tiers import TierSet
+from tiercel.values.ids import BlockKey, SeqId
 
 
 class PrefixMatch(Struct, frozen=True, gc=False):

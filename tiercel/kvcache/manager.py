@@ -7,9 +7,6 @@ from typing import cast
 
 import numpy as np
 
-from tiercel.block_key import child_key, namespace_key
-from tiercel.errors import InvariantError
-from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
 from tiercel.kvcache.background import BackgroundWork, Scan
 from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.fetch import FetchWork
@@ -28,11 +25,14 @@ from tiercel.kvcache.table import BlockTable, Fetch, Reuse
 from tiercel.kvcache.tiers import TierLimits, TierSet
 from tiercel.kvcache.transfers import check_references
 from tiercel.kvcache.verification import UnverifiedCopies
-from tiercel.outcome import TierGauges
-from tiercel.plan import Plan, StepPlan, TableUpdate
-from tiercel.rates import Rates
-from tiercel.tenant import DEFAULT_TENANT, Tenants
-from tiercel.tier import Landing, Route, Tier, Transfer, Verdict
+from tiercel.values.block_key import child_key, namespace_key
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import BlockKey, SeqId, SlotId, TenantId
+from tiercel.values.outcome import TierGauges
+from tiercel.values.plan import Plan, StepPlan, TableUpdate
+from tiercel.values.rates import Rates
+from tiercel.values.tenant import DEFAULT_TENANT, Tenants
+from tiercel.values.tier import Landing, Route, Tier, Transfer, Verdict
 
 _MAX_LANDED = 4096  # blocks of landings that one step books: about 2 ms
 _HEADROOM = 8  # slots left free behind a fresh table, so that it grows in place

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from msgspec import Struct
 
-from tiercel.errors import InvariantError
-from tiercel.ids import TenantId
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.quota import CopyQuotas
 from tiercel.kvcache.slot_index import Slots
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tenant_holding import TenantHolding
-from tiercel.tenant import KvQuota, Tenants
-from tiercel.tier import Tier
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import KvQuota, Tenants
+from tiercel.values.tier import Tier
 
 _MAX_OWNERS = 60_000  # further tenants share the last number: the pools keep two bytes for each slot
 _TENANTS_PER_PIECE = 128  # whose limits are set at once

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tiercel.errors import InvariantError
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.deferred_free import DeferredFrees
 from tiercel.kvcache.eviction import CopyBook, RetentionClass
 from tiercel.kvcache.free_run import FreeRunSearch
@@ -15,6 +13,8 @@ from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, as_ind
 from tiercel.kvcache.slot_state import NULL_BLOCK, SlotState
 from tiercel.kvcache.slot_version import SlotVersions
 from tiercel.kvcache.victim import VictimSearch
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import BlockKey, SlotId
 
 PROTECTED_SHARE = 0.25
 """At most this share of the cached copies is REUSED: the rest is room in which a new copy can prove itself."""

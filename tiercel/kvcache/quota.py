@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tiercel.errors import InvariantError
-from tiercel.ids import SlotId
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.slot_index import SlotIndex, Slots, as_index, count_each
-from tiercel.tier import Tier
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SlotId
+from tiercel.values.tier import Tier
 
 
 class CopyQuotas:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tiercel.ids import SlotId
 from tiercel.kvcache.ledger import PrefixMatch
 from tiercel.kvcache.slot_index import NO_SLOTS, Slots, as_slots
 from tiercel.kvcache.swap import SwapBook
 from tiercel.kvcache.table import BlockTable, Restore
 from tiercel.kvcache.tiers import TierSet
-from tiercel.tier import Transfer
+from tiercel.values.ids import SlotId
+from tiercel.values.tier import Transfer
 
 
 class RestoreBook:

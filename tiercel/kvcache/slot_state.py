@@ -2,7 +2,7 @@
 
 import enum
 
-from tiercel.ids import SlotId
+from tiercel.values.ids import SlotId
 
 NULL_BLOCK = SlotId(0)
 """Padded rows write to this slot. It is never owned, and never read for a result."""

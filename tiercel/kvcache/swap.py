@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.quota import SpillRoom
@@ -14,8 +13,9 @@ from tiercel.kvcache.slot_index import NO_SLOTS, SlotIndex, Slots, as_index, as_
 from tiercel.kvcache.slot_state import SlotState
 from tiercel.kvcache.table import NO_COPIES, BlockTable, RetainedCopies
 from tiercel.kvcache.tiers import TierSet
-from tiercel.rates import Rates
-from tiercel.tier import Purpose, Route, Tier, Transfer
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.rates import Rates
+from tiercel.values.tier import Purpose, Route, Tier, Transfer
 
 _MAX_WRITES = 1024  # blocks of one victim that are written to the disk, each by a transfer of its own: about 5 ms
 

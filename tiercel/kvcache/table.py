@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from msgspec import Struct
 
-from tiercel.block_key import child_key
-from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.prefix import Prefix
 from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots, as_slots
 from tiercel.kvcache.step_budget import StepBudget
 from tiercel.kvcache.tenant_holding import TenantHolding
+from tiercel.values.block_key import child_key
+from tiercel.values.ids import BlockKey, SeqId, SlotId
 
 
 class RetainedCopies(Struct, frozen=True, gc=False):

@@ -2,14 +2,14 @@
 
 from msgspec import Struct
 
-from tiercel.errors import InvariantError
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.copy_link import CopyLinks
 from tiercel.kvcache.key_news import KeyNews
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.quota import CopyQuotas
 from tiercel.kvcache.transfers import TransferBook
-from tiercel.tier import Tier
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.tier import Tier
 
 
 class TierLimits(Struct, frozen=True, kw_only=True):

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from tiercel.errors import InvariantError
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, as_slots, view
 from tiercel.kvcache.table import BlockTable
-from tiercel.tier import Purpose, Route, Tier, Transfer
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.tier import Purpose, Route, Tier, Transfer
 
 _DESTINATIONS = {
     Route.SPILL: Tier.DDR,

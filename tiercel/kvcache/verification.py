@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.tiers import TierSet
-from tiercel.tier import Purpose, Route, Tier
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.tier import Purpose, Route, Tier
 
 
 class UnverifiedCopies:

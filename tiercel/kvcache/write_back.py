@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.chain import Chain
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tiers import TierSet
-from tiercel.rates import Rates
-from tiercel.tier import Purpose, Route, Tier
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.rates import Rates
+from tiercel.values.tier import Purpose, Route, Tier
 
 _HEADROOM = 32  # slots left free behind a chain's first copies, so that the chain grows in place
 _MAX_LOOKS = 1024  # blocks of likely victims looked at in one step: about 1 ms

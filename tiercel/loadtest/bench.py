@@ -10,8 +10,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.clock import Clock
-from tiercel.errors import ConfigError, TiercelError
 from tiercel.loadtest.client.assignment import Assignment, Progress
 from tiercel.loadtest.client.fleet import Fleet, Gathered
 from tiercel.loadtest.evaluation import Measured, RunFacts, make_result
@@ -24,6 +22,8 @@ from tiercel.loadtest.plan import LoadPlan, make_plan, mix_of
 from tiercel.loadtest.results.record import RunResult
 from tiercel.loadtest.settings import BenchSettings, pairs
 from tiercel.loadtest.target import Target
+from tiercel.values.clock import Clock
+from tiercel.values.errors import ConfigError, TiercelError
 
 _CHUNKS_PER_PROCESS = 10_000  # chunks per second that a client process reads without being busy
 _STREAMS_PER_PROCESS = 1_000

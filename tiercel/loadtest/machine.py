@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tiercel import __version__
-from tiercel.units import show_bytes
+from tiercel.values.units import show_bytes
 
 _CLIENT = ("httpx", "msgspec", "tokenizers")
 

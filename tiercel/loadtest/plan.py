@@ -8,7 +8,6 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.client.assignment import Job, Source
 from tiercel.loadtest.load.arrivals import due_times
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery
@@ -17,6 +16,7 @@ from tiercel.loadtest.load.mix import ArrivalSettings, DatasetSettings, Mix, Ten
 from tiercel.loadtest.load.tokens import TextMaker
 from tiercel.loadtest.results.record import ONLY, Goals
 from tiercel.loadtest.settings import BenchSettings, pairs
+from tiercel.values.errors import ConfigError
 
 _LEAST_SWEEP_PROMPTS = 20  # of one rate of a sweep
 _GOALS = ("ttft", "tpot", "e2el")

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from msgspec import Struct, structs
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.mix import DEFAULT_LENGTHS, DatasetName
 from tiercel.loadtest.results.result_file import is_reserved
-from tiercel.option import Group, Option, flag_name, options_of
-from tiercel.server_url import read_server_url
+from tiercel.settings.option import Group, Option, flag_name, options_of
+from tiercel.system.server_url import read_server_url
+from tiercel.values.errors import ConfigError
 
 Backend = Literal["openai", "openai-chat", "vllm"]
 Arrivals = Literal["auto", "constant", "poisson", "gamma", "on_off", "trace"]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import httpx
 
-from tiercel.clock import Clock
-from tiercel.errors import ConfigError, TiercelError
 from tiercel.loadtest.client.sender import tls_context
 from tiercel.loadtest.client.sse import error_message
 from tiercel.loadtest.load.tokens import FolderCounter, ServerCounter, TokenCounter, estimate
 from tiercel.loadtest.settings import BenchSettings
-from tiercel.wait_notice import WaitNotice
+from tiercel.system.wait_notice import WaitNotice
+from tiercel.values.clock import Clock
+from tiercel.values.errors import ConfigError, TiercelError
 
 _CALL_S = 60.0
 _RETRY_S = 0.5

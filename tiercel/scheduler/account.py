@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tiercel.ids import TenantId
+from tiercel.values.ids import TenantId
 
 
 class Account(NamedTuple):

@@ -5,9 +5,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 
-from tiercel.errors import InvariantError
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import (
+from tiercel.scheduler.cost import mean_context
+from tiercel.scheduler.policy import Policy
+from tiercel.scheduler.preemption_book import PreemptionBook
+from tiercel.scheduler.preemption_counts import PreemptionCounts
+from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.scheduler.speculation import SpeculationCounts, accepted_tokens
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import (
     FairGauges,
     Finished,
     FinishReason,
@@ -15,16 +21,9 @@ from tiercel.outcome import (
     SequenceGauges,
     SequenceState,
 )
-from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
-from tiercel.process_settings import PolicyName
-from tiercel.request import Request
-from tiercel.scheduler.cost import mean_context
-from tiercel.scheduler.policy import Policy
-from tiercel.scheduler.preemption_book import PreemptionBook
-from tiercel.scheduler.preemption_counts import PreemptionCounts
-from tiercel.scheduler.sequence import SequenceProgress
-from tiercel.scheduler.speculation import SpeculationCounts, accepted_tokens
-from tiercel.tenant import Tenants, TenantShare
+from tiercel.values.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
+from tiercel.values.request import Request
+from tiercel.values.tenant import PolicyName, Tenants, TenantShare
 
 _TENANTS_AT_ONCE = 256  # compared in one piece of a change of tenants
 _MOVES_AT_ONCE = 64  # sequences moved in one piece of a change of tenants

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from tiercel.errors import InvariantError
-from tiercel.rates import EngineSpeed
+from tiercel.values.errors import InvariantError
+from tiercel.values.rates import EngineSpeed
 
 Payer = TypeVar("Payer", bound=Hashable)
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
-from tiercel.ids import SeqId, TenantId
-from tiercel.plan import NanoBatch, Plan, Preemption, PreemptionReason, Slice
 from tiercel.scheduler.nanobatch import capped
 from tiercel.scheduler.preemption_limiter import PreemptionLimiter
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.plan import NanoBatch, Plan, Preemption, PreemptionReason, Slice
 
 MaxPrompt = Callable[[int, int, int], int]
 """Returns the tokens that a prompt may add to a step.

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tiercel.errors import InvariantError
-from tiercel.ids import TenantId
 from tiercel.scheduler.account import Account, AccountState, BandState
 from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import TenantId
 
 
 class Charge(NamedTuple):

@@ -12,8 +12,8 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from tiercel.plan import NanoBatch, Slice
 from tiercel.scheduler.chunk import chunk_length
+from tiercel.values.plan import NanoBatch, Slice
 
 _MAX_PARTS = 16
 _MAX_ROWS = 4096

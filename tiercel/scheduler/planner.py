@@ -3,10 +3,6 @@
 import functools
 from itertools import chain, islice
 
-from tiercel.ids import SeqId
-from tiercel.outcome import SequenceState
-from tiercel.plan import Plan
-from tiercel.rates import Rates
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import CacheView, Draft, StepSplitter
@@ -19,6 +15,10 @@ from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.step_goal import beside_decodes
 from tiercel.scheduler.step_limits import YIELD_LOSS, StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import SequenceState
+from tiercel.values.plan import Plan
+from tiercel.values.rates import Rates
 
 
 class Planner:

@@ -3,10 +3,6 @@
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, KeysView, Mapping
 
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import FairGauges
-from tiercel.plan import PreemptionReason, Slice
-from tiercel.process_settings import PolicyName
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.aging import AgingShare
 from tiercel.scheduler.cost import StepCosts, StepWork, linear_times, work_by_payer
@@ -19,7 +15,10 @@ from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import WaitingSequence, open_order
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.service_survey import ServiceSurvey
-from tiercel.tenant import Slo, Tenants, TenantShare, served_band
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import FairGauges
+from tiercel.values.plan import PreemptionReason, Slice
+from tiercel.values.tenant import PolicyName, Slo, Tenants, TenantShare, served_band
 
 _DEFAULT_GOAL_S = 5.0  # TTFT goal of tenants that have none; longer than the goals of others
 _BATCH_GOAL_S = 60.0  # of batch tenants, behind all interactive requests of the last minute

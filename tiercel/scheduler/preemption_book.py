@@ -7,11 +7,11 @@ from math import isfinite
 
 from msgspec import Struct
 
-from tiercel.ids import SeqId
-from tiercel.outcome import SwitchGauges
-from tiercel.plan import Slice, SwapCost
 from tiercel.scheduler.cost import StepCosts, work_by_payer
 from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import SwitchGauges
+from tiercel.values.plan import Slice, SwapCost
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from tiercel.errors import InvariantError
-from tiercel.ids import SeqId
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SeqId
 
 WORTH = 20.0
 """A preemption for debt or for a share must settle at least this many times its price.

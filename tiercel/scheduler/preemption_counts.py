@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from tiercel.ids import TenantId
-from tiercel.outcome import PreemptionCount, PreemptionKind
-from tiercel.plan import PreemptionReason
+from tiercel.values.ids import TenantId
+from tiercel.values.outcome import PreemptionCount, PreemptionKind
+from tiercel.values.plan import PreemptionReason
 
 
 class PreemptionCounts:

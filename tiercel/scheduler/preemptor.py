@@ -5,8 +5,6 @@ from collections.abc import Container, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from tiercel.ids import SeqId
-from tiercel.plan import PreemptionReason
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import Draft
@@ -14,6 +12,8 @@ from tiercel.scheduler.policy import Holdings
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.scheduler.victim import VictimCandidate, victims
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import PreemptionReason
 
 _MIN_TOKENS_SINCE_RESUME = 16  # tokens before a resumed sequence may be preempted for a waiting one again
 _EARMARK_STEPS = 64  # steps for which freed room is kept for the sequence that it was freed for

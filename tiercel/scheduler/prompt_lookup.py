@@ -8,10 +8,10 @@ the step that computes them, so the text never changes. Source: prompt lookup de
 from array import array
 from collections.abc import Callable, Collection
 
-from tiercel.ids import SeqId
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.draft import Draft
 from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.values.ids import SeqId
 
 _LONGEST, _SHORTEST = 4, 2  # tokens that must occur earlier
 _WINDOW = 32_768  # tokens that are searched, the last ones: about 0.1 ms

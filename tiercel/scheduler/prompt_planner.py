@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
-from tiercel.ids import SeqId
-from tiercel.outcome import SequenceState
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import Draft
 from tiercel.scheduler.preemption_limiter import StarvationCounter
 from tiercel.scheduler.preemptor import Preemptor
 from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import SequenceState
 
 _MAX_DEFERRED = 256  # deferred sequences considered in one step
 _MAX_LONG = 1024  # long prompts skipped in one step because too many are in progress; takes about 2 ms

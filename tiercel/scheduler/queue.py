@@ -4,10 +4,10 @@ from collections.abc import Container, Iterator, KeysView
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
-from tiercel.errors import InvariantError
-from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.queue_order import Order, WaitingSequence
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SeqId, TenantId
 
 _REBUILD_FROM = 64  # changed accounts from which rebuilding the heaps is faster than moving single heads
 

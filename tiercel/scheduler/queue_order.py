@@ -1,17 +1,17 @@
 """The orders of waiting sequences inside a band.
 
 Bands come before any of these orders. The policy decides on the band in which a sequence is served
-(`tiercel.tenant.served_band`); the band stands in the sequence's account.
+(`tiercel.values.tenant.served_band`); the band stands in the sequence's account.
 """
 
 from typing import Protocol
 
 from msgspec import Struct
 
-from tiercel.errors import InvariantError
-from tiercel.ids import SeqId, TenantId
-from tiercel.process_settings import PolicyName
 from tiercel.scheduler.account import Account
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.tenant import PolicyName
 
 
 class WaitingSequence(Struct, frozen=True, gc=False):

@@ -3,12 +3,12 @@
 from array import array
 from collections.abc import Mapping
 
-from tiercel.ids import SeqId
-from tiercel.outcome import MAX_ABSENCES, Absence, Finished, FinishReason, SequenceState
-from tiercel.plan import PreemptionReason
-from tiercel.request import Request, SamplingParams, unpack_tokens
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.speculation import may_speculate
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import MAX_ABSENCES, Absence, Finished, FinishReason, SequenceState
+from tiercel.values.plan import PreemptionReason
+from tiercel.values.request import Request, SamplingParams, unpack_tokens
 
 _RESTORING = SequenceState.RESTORING  # every step asks every sequence; Python 3.11 looks members up slowly
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from tiercel.ids import TenantId
-from tiercel.outcome import FairGauges, TenantGauges
 from tiercel.scheduler.preemption_counts import PreemptionCounts
 from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.service_window import ServiceWindow, by_band, gap_ms, jain
-from tiercel.tenant import TenantShare
+from tiercel.values.ids import TenantId
+from tiercel.values.outcome import FairGauges, TenantGauges
+from tiercel.values.tenant import TenantShare
 
 _TENANTS_AT_ONCE = 512
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from tiercel.ids import TenantId
+from tiercel.values.ids import TenantId
 
 _SAMPLE_S = 5.0
 _SAMPLES = 13  # a minute

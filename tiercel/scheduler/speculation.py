@@ -1,6 +1,6 @@
 """Speculation: which requests may have proposed tokens, and how many of them were right."""
 
-from tiercel.request import SamplingParams
+from tiercel.values.request import SamplingParams
 
 
 def may_speculate(params: SamplingParams) -> bool:

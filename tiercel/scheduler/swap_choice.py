@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from tiercel.plan import SwapCost
-from tiercel.rates import Rates
-from tiercel.settings import PreemptionMode
-from tiercel.tier import Route
+from tiercel.settings.settings import PreemptionMode
+from tiercel.values.plan import SwapCost
+from tiercel.values.rates import Rates
+from tiercel.values.tier import Route
 
 
 class SwapDecision(Struct, frozen=True, gc=False):

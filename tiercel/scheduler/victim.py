@@ -5,8 +5,8 @@ from itertools import groupby
 
 from msgspec import Struct
 
-from tiercel.ids import SeqId
 from tiercel.scheduler.account import Account
+from tiercel.values.ids import SeqId
 
 
 class VictimCandidate(Struct, frozen=True, gc=False):

@@ -10,8 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel import __version__
-from tiercel.errors import AdmissionError
-from tiercel.exposure import admin_host
 from tiercel.server.api.body_limit import BodyLimit
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import ApiRoute
@@ -44,6 +42,8 @@ from tiercel.server.http.root_path import RootPath, check_root_path
 from tiercel.server.tenancy.auth import AdminGuard, Guard, MessagesGuard, MetricsGuard, ModelsGuard
 from tiercel.server.ui.past import ServerPast
 from tiercel.server.ui.routes import UiRoutes
+from tiercel.settings.exposure import admin_host
+from tiercel.values.errors import AdmissionError
 
 
 def create_app(

@@ -9,10 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiercel.clock import MonotonicClock
-from tiercel.config import Resolved
-from tiercel.ids import TenantId
-from tiercel.log import set_log_level
 from tiercel.server.api.answer_budget import AnswerBudget
 from tiercel.server.api.answer_style import AnswerStyle
 from tiercel.server.api.background import BackgroundRuns
@@ -38,7 +34,11 @@ from tiercel.server.text.chat_template import ChatTemplate, TemplateRendering
 from tiercel.server.text.template_pool import TemplatePool
 from tiercel.server.text.tokenizer import load_text_codec
 from tiercel.server.tracing.sink import make_traces
-from tiercel.settings import EngineSettings, ServerSettings, Settings
+from tiercel.settings.config import Resolved
+from tiercel.settings.settings import EngineSettings, ServerSettings, Settings
+from tiercel.system.log import set_log_level
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import TenantId
 
 _TEXT_WORKERS = 2
 _STALL_S = 30.0  # without the end of a step, while the engine has not said how long a step may take

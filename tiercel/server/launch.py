@@ -10,10 +10,6 @@ from typing import TextIO
 import structlog
 from msgspec.structs import replace
 
-from tiercel.config import Resolved
-from tiercel.errors import ConfigError
-from tiercel.exposure import check_exposure
-from tiercel.log import configure_log
 from tiercel.server.composition import build_context
 from tiercel.server.control.memory import return_large_buffers
 from tiercel.server.control.predecessor import Predecessor
@@ -27,8 +23,12 @@ from tiercel.server.http.uvicorn_server import hide_cut_streams, loop_factory
 from tiercel.server.leaving import EXIT_CONFIG
 from tiercel.server.lifecycle import Daemon
 from tiercel.server.remote.engines import HEARTBEAT_S, RemoteEngines
-from tiercel.settings import ServerSettings, Settings
-from tiercel.standard_streams import error_stream, guard_streams, output_stream, say
+from tiercel.settings.config import Resolved
+from tiercel.settings.exposure import check_exposure
+from tiercel.settings.settings import ServerSettings, Settings
+from tiercel.system.log import configure_log
+from tiercel.system.standard_streams import error_stream, guard_streams, output_stream, say
+from tiercel.values.errors import ConfigError
 
 _GC_THRESHOLDS = (20_000, 20, 50)  # one request makes thousands of objects, few of them cyclic garbage
 
@@ -48,7 +48,7 @@ def serve(
     another engine (for tests); the numbers of inherited descriptors are appended to it.
     """
     guard_streams()
-    configure_log(settings.server.log_level, settings.server.log_format)
+    configure_log(settings.server.log_level, as_json=settings.server.log_format == "json")
     try:
         with contextlib.ExitStack() as resources:
             check_exposure(settings.server)

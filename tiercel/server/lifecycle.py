@@ -7,8 +7,6 @@ from typing import TextIO, cast
 
 import structlog
 
-from tiercel.config import notify_socket, watchdog_s
-from tiercel.errors import ConfigError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.app import create_app
 from tiercel.server.control.handover import Handover
@@ -25,8 +23,10 @@ from tiercel.server.http.reaper import Reaper, UvicornConnection
 from tiercel.server.http.uvicorn_server import QuietServer, uvicorn_config
 from tiercel.server.leaving import EXIT_CONFIG, EXIT_ENGINE, EXIT_OK, Departure
 from tiercel.server.ui.past import ServerPast
-from tiercel.settings import ServerSettings, Settings
-from tiercel.standard_streams import say
+from tiercel.settings.config import notify_socket, watchdog_s
+from tiercel.settings.settings import ServerSettings, Settings
+from tiercel.system.standard_streams import say
+from tiercel.values.errors import ConfigError
 
 _POLL_S = 0.02
 _TRACES_S = 2.0  # to send the traces of the last requests

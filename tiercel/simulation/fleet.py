@@ -10,21 +10,21 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.block_key import namespace_key, prompt_heads
 from tiercel.fleet.account import FleetAccount
 from tiercel.fleet.moves import Moves
 from tiercel.fleet.prefix_index import PrefixIndex
 from tiercel.fleet.router import SHARE_QUANTUM_MS, PromptWork, RouteChoice, Router
-from tiercel.ids import EngineId, SeqId, TenantId
-from tiercel.outcome import FinishReason
-from tiercel.rates import EngineSpeed
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.fairness import TenantBook
 from tiercel.simulation.http import HttpProcess, HttpTimes
 from tiercel.simulation.simulator import FINGERPRINT, SimSettings, Simulation, sharing_scope, simulated_rates
 from tiercel.simulation.workload import SimRequest, prompt_bytes
-from tiercel.tenant import TenantShare
-from tiercel.wire import Report
+from tiercel.values.block_key import namespace_key, prompt_heads
+from tiercel.values.ids import EngineId, SeqId, TenantId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.rates import EngineSpeed
+from tiercel.values.tenant import TenantShare
+from tiercel.wire.frames import Report
 
 WEIGHTS_S = 0.25
 """The time between two looks at the service of the tenants, as engines report their gauges."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
-from tiercel.ids import TenantId
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.fairness import TenantBook
+from tiercel.values.ids import TenantId
 
 
 class GapMeter:

@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from tiercel.clock import ManualClock
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import StepOutcome
-from tiercel.plan import StepPlan
 from tiercel.scheduler.cost import StepCosts, StepTimes, work_by_payer
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import StepOutcome
+from tiercel.values.plan import StepPlan
 
 
 class CostFlight:

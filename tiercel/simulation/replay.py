@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from tiercel.ids import TenantId
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.fairness import TenantBook
 from tiercel.simulation.fleet import FleetSimSettings, FleetSimulation
@@ -13,6 +12,7 @@ from tiercel.simulation.http import HttpProcess, HttpTimes
 from tiercel.simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
 from tiercel.simulation.timeline import SimTimeline
 from tiercel.simulation.workload import Workload
+from tiercel.values.ids import TenantId
 
 _METERED = 16  # tenants whose service is compared pair by pair
 

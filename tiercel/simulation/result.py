@@ -6,13 +6,13 @@ from itertools import chain
 import numpy as np
 from msgspec import Struct
 
-from tiercel.ids import TenantId
-from tiercel.outcome import PreemptionCount
 from tiercel.simulation.histogram import LogHistogram
 from tiercel.simulation.replay import Replayed
 from tiercel.simulation.simulator import Simulation
 from tiercel.simulation.tally import TenantTally, merged_tallies, preemption_table
 from tiercel.simulation.timeline import SimTimeline
+from tiercel.values.ids import TenantId
+from tiercel.values.outcome import PreemptionCount
 
 _PERCENTS = (50, 95, 99)
 

@@ -4,29 +4,28 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from tiercel.clock import ManualClock
 from tiercel.device.sim_mover import SimMover, SimRates
 from tiercel.engine.loop import EngineLoop
-from tiercel.errors import InvariantError
-from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.process_settings import PolicyName
-from tiercel.rates import Rates
-from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.scheduler.policy import Policy, open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.settings import PreemptionMode
+from tiercel.settings.settings import PreemptionMode
 from tiercel.simulation.http import HttpTimes
 from tiercel.simulation.machine import CostMachine
 from tiercel.simulation.tally import SimTally, WatchedPlanner
 from tiercel.simulation.workload import SimRequest, prompt_bytes
-from tiercel.tenant import Tenants, TenantShare
-from tiercel.tier import Route
-from tiercel.wire import Submit
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SeqId
+from tiercel.values.rates import Rates
+from tiercel.values.request import Request, SamplingParams
+from tiercel.values.tenant import PolicyName, Tenants, TenantShare
+from tiercel.values.tier import Route
+from tiercel.wire.frames import Submit
 
 FINGERPRINT = b"simulation"
 """The fingerprint of the model that all simulated engines serve."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-from tiercel.units import GIB, MIB
+from tiercel.values.units import GIB, MIB
 
 BoundBy = Literal["memory", "users", "seats", "compute", "link"]
 

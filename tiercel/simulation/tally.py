@@ -3,11 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from tiercel.clock import ManualClock
-from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.ledger import Ledger
-from tiercel.outcome import Finished, FinishReason, PreemptionCount
-from tiercel.plan import Plan
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import CacheView
 from tiercel.scheduler.planner import Planner
@@ -15,8 +11,12 @@ from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.simulation.histogram import LogHistogram, bucket_of
 from tiercel.simulation.http import HttpProcess
-from tiercel.tenant import TenantShare
-from tiercel.wire import Report
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import Finished, FinishReason, PreemptionCount
+from tiercel.values.plan import Plan
+from tiercel.values.tenant import TenantShare
+from tiercel.wire.frames import Report
 
 
 class TenantTally:

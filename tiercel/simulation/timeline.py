@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from tiercel.ids import TenantId
 from tiercel.simulation.simulator import Simulation
+from tiercel.values.ids import TenantId
 
 _SAMPLES = 360  # of a run that ends with its last arrival
 

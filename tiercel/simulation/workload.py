@@ -8,8 +8,8 @@ from itertools import accumulate
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.ids import TenantId
-from tiercel.tenant import TenantShare
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import TenantShare
 
 
 class PromptPart(Struct, frozen=True, gc=False):

@@ -19,7 +19,7 @@ from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams
 from tiercel.engine.step.mixed_graphs import MixedInputs
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 IS_INSTALLED = has_fa3()
 PROCESSORS, HOPPER = 132, (9, 0)

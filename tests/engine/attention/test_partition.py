@@ -23,7 +23,7 @@ from tiercel.engine.step.graphs import record_graphs
 from tiercel.engine.step.inputs import BatchInputs
 from tiercel.engine.step.staging import HostRing, Staging
 from tiercel.engine.step.tables import DeviceTables
-from tiercel.ids import SeqId
+from tiercel.values.ids import SeqId
 
 KEYS = 16
 TILE = Tile(rows=16, keys=KEYS, warps=4, stages=2)

@@ -13,7 +13,7 @@ from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.native.library import load_library
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 CPU, CUDA, META = torch.device("cpu"), torch.device("cuda"), torch.device("meta")
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tests.seeds import fresh_seeds
-from tiercel.clock import ManualClock
 from tiercel.device.volume_file import FileCalls
 from tiercel.engine.experts.cache import ExpertCache
 from tiercel.engine.experts.file import ExpertFile
-from tiercel.errors import ConfigError, DeviceLostError
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import ConfigError, DeviceLostError
 
 
 def bytes_of(content: bytes) -> Tensor:

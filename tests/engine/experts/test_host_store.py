@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tests.engine.experts.checking_lane import CheckingLane
 from tests.seeds import fresh_seeds
-from tiercel.clock import ManualClock
 from tiercel.engine.experts.cache import ExpertCache
 from tiercel.engine.experts.host_store import HostExperts
-from tiercel.errors import DeviceLostError
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import DeviceLostError
 
 CPU = torch.device("cpu")
 

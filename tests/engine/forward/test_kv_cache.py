@@ -19,7 +19,7 @@ from tiercel.engine.forward.kv_cache import (
     width_of,
 )
 from tiercel.engine.forward.state import ForwardState
-from tiercel.tier import KVSpec
+from tiercel.values.tier import KVSpec
 
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
 FP8_NUMBERS = sorted(

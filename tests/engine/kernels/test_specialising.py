@@ -26,7 +26,7 @@ from tiercel.engine.models.device_linear import DeviceFacts, DeviceLinear
 from tiercel.engine.models.quantized_linear import CompactWeight
 from tiercel.engine.models.triton_ops import TritonOps
 from tiercel.engine.sampling import Sampler
-from tiercel.request import SamplingParams
+from tiercel.values.request import SamplingParams
 
 CPU = torch.device("cpu")
 VOCAB = 5000

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from tests.engine.recording import FakeRecorder, WeighedSum
-from tiercel.clock import ManualClock, MonotonicClock
 from tiercel.device.cpu import CpuDevice, InlineLane
 from tiercel.engine.assembly import assemble
 from tiercel.engine.attention.fa3 import Fa3Attention, Fa3Operator
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.measure.decode_choice import DecodeTrial, choose_decodes, measure_decodes
-from tiercel.errors import DeviceError, OutOfDeviceMemoryError
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import ManualClock, MonotonicClock
+from tiercel.values.errors import DeviceError, OutOfDeviceMemoryError
 
 
 class Spare:

@@ -24,8 +24,8 @@ from tiercel.engine.models.layers import Linear, can_pack
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.weights import fill_dummy
-from tiercel.errors import DeviceError
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import DeviceError
 
 CPU = torch.device("cpu")
 

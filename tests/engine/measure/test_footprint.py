@@ -15,10 +15,10 @@ from tiercel.engine.models.precision import Precision
 from tiercel.engine.sampling import Sampled, Sampler
 from tiercel.engine.step.graphs import StaticInputs
 from tiercel.engine.step.mixed_graphs import MixedInputs
-from tiercel.errors import ConfigError
-from tiercel.settings import EngineSettings
-from tiercel.tier import KVSpec
-from tiercel.units import GIB, MIB
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import ConfigError
+from tiercel.values.tier import KVSpec
+from tiercel.values.units import GIB, MIB
 
 SPEC = KVSpec(layers=1, kv_heads=1, head_dim=4, block_size=16, dtype="float32")
 VOCAB = 50

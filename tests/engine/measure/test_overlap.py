@@ -12,7 +12,6 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.targets import overlap_verdict, values_of
 from tests.engine.recording import FakeRecorder
 from tests.engine.step.test_halves import PhasedSum
-from tiercel.clock import ManualClock, MonotonicClock
 from tiercel.device.cpu import CpuDevice, InlineLane
 from tiercel.engine.assembly import assemble
 from tiercel.engine.forward.state import ForwardState
@@ -30,11 +29,12 @@ from tiercel.engine.measure.overlap_search import (
 )
 from tiercel.engine.models.base import kv_spec
 from tiercel.engine.step.graphs import record_graphs
-from tiercel.errors import ConfigError
-from tiercel.ids import SeqId
-from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.settings import EngineSettings
-from tiercel.wire import FromEngine, Report, Submit
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import ManualClock, MonotonicClock
+from tiercel.values.errors import ConfigError
+from tiercel.values.ids import SeqId
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import FromEngine, Report, Submit
 
 
 def gate(*rows: tuple[int, int, float]) -> OverlapGate:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiercel.clock import ManualClock, MonotonicClock
 from tiercel.device.cpu import CpuDevice, InlineLane
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.measure.rate_book import RateBook
@@ -15,12 +14,13 @@ from tiercel.engine.memory.capacity import size_pool
 from tiercel.engine.memory.tiers import Tiers, open_tiers
 from tiercel.engine.models.precision import Precision
 from tiercel.kvcache.store.disk import DiskCounts
-from tiercel.outcome import RouteGauges
-from tiercel.rates import Rates
 from tiercel.scheduler.cost import StepCosts, linear_times
-from tiercel.settings import EngineSettings
-from tiercel.tier import KVSpec, Route
-from tiercel.units import MIB
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import ManualClock, MonotonicClock
+from tiercel.values.outcome import RouteGauges
+from tiercel.values.rates import Rates
+from tiercel.values.tier import KVSpec, Route
+from tiercel.values.units import MIB
 
 SPEC = KVSpec(layers=2, kv_heads=2, head_dim=32, block_size=16, dtype="float32")
 

@@ -13,11 +13,11 @@ from tests.conformance.models import FAMILIES, make_checkpoint
 from tests.device.fake_cuda import FakeLibrary
 from tiercel.engine.measure.split_search import calibrate_splits, open_splits_file
 from tiercel.engine.step.flight import Flight, StepRunner
-from tiercel.errors import ConfigError
-from tiercel.ids import SeqId
-from tiercel.plan import StepPlan
 from tiercel.scheduler.nanobatch import MeasuredSplit, Split, SplitRow, SplitTable
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import ConfigError
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import StepPlan
 
 PROMPT = list(range(3, 131))  # 128 tokens: one step
 HALVES = SplitRow(128, 0, 0, (MeasuredSplit(Split(2, 0), 0.5),))

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from tests.engine.recording import FakeRecorder, WeighedSum
-from tiercel.clock import ManualClock
 from tiercel.device.cpu import CpuDevice, InlineLane
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.measure.cache_file import CacheFile
@@ -26,11 +25,12 @@ from tiercel.engine.models.precision import Precision
 from tiercel.engine.native.library import load_library
 from tiercel.engine.step.graphs import graph_sizes, record_graphs
 from tiercel.engine.step.mixed_graphs import mixed_sizes, record_mixed_graphs
-from tiercel.errors import DeviceError
-from tiercel.facts import Facts
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
-from tiercel.settings import EngineSettings
-from tiercel.tier import Capacity, KVSpec
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import DeviceError
+from tiercel.values.facts import Facts
+from tiercel.values.tier import Capacity, KVSpec
 
 SPEC = KVSpec(layers=1, kv_heads=1, head_dim=4, block_size=16, dtype="float32")
 LIMITS = GridLimits(max_num_seqs=64, step_tokens=256, max_model_len=4096, kv_tokens=100_000)

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from tiercel.clock import ManualClock
 from tiercel.engine.measure.stopwatch import Stopwatch
-from tiercel.errors import DeviceError
-from tiercel.ids import SeqId
-from tiercel.outcome import StepOutcome
-from tiercel.plan import StepPlan
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import DeviceError
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import StepOutcome
+from tiercel.values.plan import StepPlan
 
 PLAN = StepPlan(step=1, nano_batches=())
 

@@ -4,11 +4,11 @@ import pytest
 
 from tiercel.device.base import Lane
 from tiercel.engine.memory.capacity import for_device, show_arithmetic, size_pool, step_tokens
-from tiercel.errors import ConfigError
 from tiercel.kvcache.store.memory_file import KeptMemory, layout_of
-from tiercel.settings import EngineSettings
-from tiercel.tier import KVSpec
-from tiercel.units import GIB, MIB
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import ConfigError
+from tiercel.values.tier import KVSpec
+from tiercel.values.units import GIB, MIB
 
 SPEC = KVSpec(layers=4, kv_heads=2, head_dim=32, block_size=16, dtype="float32")  # 2 KiB a token, 32 KiB a block
 

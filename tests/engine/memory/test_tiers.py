@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import CpuDevice
 from tiercel.device.pinned import PinnedMemory
 from tiercel.device.volume_format import VOLUME_NAME
@@ -20,14 +19,15 @@ from tiercel.engine.memory.capacity import size_pool
 from tiercel.engine.memory.tiers import Tiers, open_tiers
 from tiercel.engine.memory.volume_scan import VolumeScan
 from tiercel.engine.wake import Wake
-from tiercel.errors import ConfigError
-from tiercel.ids import BlockKey, SlotId
-from tiercel.kv_folder import holds_lock, lock_folder, lock_holder
 from tiercel.kvcache.store.memory_file import kept_memory
-from tiercel.outcome import DiskState
-from tiercel.settings import EngineSettings
-from tiercel.tier import Capacity, KVSpec, Landing, Purpose, Route, Transfer, Verdict
-from tiercel.units import MIB
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.kv_folder import holds_lock, lock_folder, lock_holder
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.errors import ConfigError
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.outcome import DiskState
+from tiercel.values.tier import Capacity, KVSpec, Landing, Purpose, Route, Transfer, Verdict
+from tiercel.values.units import MIB
 
 SPEC = KVSpec(layers=2, kv_heads=2, head_dim=32, block_size=16, dtype="float32")  # 16 KiB a block
 
@@ -254,7 +254,7 @@ def test_a_folder_that_another_daemon_has_locked_is_not_used(bench: Bench, caplo
     old = lock_folder(bench.folder)
     shutil.rmtree(bench.folder)
     assert not holds_lock(bench.folder)
-    hold = f"import pathlib; from tiercel.kv_folder import *; lock_folder(pathlib.Path({str(bench.folder)!r}))"
+    hold = f"import pathlib; from tiercel.system.kv_folder import *; lock_folder(pathlib.Path({str(bench.folder)!r}))"
     with subprocess.Popen(
         [sys.executable, "-c", f"{hold}; print('held', flush=True); input()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

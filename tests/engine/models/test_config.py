@@ -19,7 +19,7 @@ from tiercel.engine.models.config import (
 )
 from tiercel.engine.models.mixture_config import MixtureConfig
 from tiercel.engine.models.rope import rope_frequencies
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 LLAMA: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],

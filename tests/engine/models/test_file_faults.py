@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.checkpoint import read_json_object, resolve_model_folder
-from tiercel.config import resolve
 from tiercel.engine.models.generation import read_end_tokens
 from tiercel.engine.models.weights import open_checkpoint, open_tensors
-from tiercel.errors import ConfigError
-from tiercel.file_fault import is_there
 from tiercel.loadtest.load.tokens import FolderCounter
+from tiercel.modelfile.checkpoint import read_json_object, resolve_model_folder
 from tiercel.modelfile.errors import ModelFileError
 from tiercel.modelfile.header import read_header
 from tiercel.server.tenancy.tenant_file import load_tenant_file
 from tiercel.server.text.tokenizer import load_text_codec
+from tiercel.settings.config import resolve
+from tiercel.system.file_fault import is_there
+from tiercel.values.errors import ConfigError
 
 _NOBODY = 65534
 

@@ -12,7 +12,7 @@ from tests.engine.models.paged_run import PagedRun
 from tiercel.engine.attention.base import Attention
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.registry import load_model
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4  # of a logit, float32

@@ -22,8 +22,8 @@ from tiercel.engine.models.precision import (
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import CpuClass
-from tiercel.facts import canonical
-from tiercel.settings import Dtype, EngineSettings
+from tiercel.settings.settings import Dtype, EngineSettings
+from tiercel.values.facts import canonical
 
 F32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 AVX2 = CpuProducts(widens=True, has_bf16=False)

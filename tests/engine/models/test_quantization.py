@@ -34,8 +34,8 @@ from tiercel.engine.models.quantization_scheme import choose_scheme, read_scheme
 from tiercel.engine.models.quantized_linear import CompactWeight
 from tiercel.engine.models.quantized_weight import QuantizedWeight
 from tiercel.engine.models.registry import load_model
-from tiercel.errors import ConfigError
-from tiercel.settings import SETTINGS, EngineSettings
+from tiercel.settings.settings import SETTINGS, EngineSettings
+from tiercel.values.errors import ConfigError
 
 CPU = torch.device("cpu")
 SEEDS = [1, *fresh_seeds(2)]

@@ -28,7 +28,7 @@ from tiercel.engine.models.registry import load_model
 from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.weights import fill_dummy
 from tiercel.engine.native.library import find_library
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
 
 def anonymous_bytes():
     with open("/proc/self/status") as status:

@@ -10,8 +10,8 @@ from tests.conformance.models import make_checkpoint
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.registry import load_model
-from tiercel.errors import ConfigError
-from tiercel.settings import Dtype, EngineSettings, ModelImpl
+from tiercel.settings.settings import Dtype, EngineSettings, ModelImpl
+from tiercel.values.errors import ConfigError
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,8 @@ from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.bridge import Bridge, paged_attention
 from tiercel.engine.models.registry import load_model
-from tiercel.errors import ConfigError, InvariantError
-from tiercel.settings import EngineSettings, LoadFormat, ModelImpl
+from tiercel.settings.settings import EngineSettings, LoadFormat, ModelImpl
+from tiercel.values.errors import ConfigError, InvariantError
 
 CPU = torch.device("cpu")
 SIZES: dict[str, object] = {

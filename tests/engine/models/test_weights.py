@@ -23,8 +23,8 @@ from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.weights import fill_dummy
-from tiercel.errors import ConfigError
-from tiercel.settings import EngineSettings, LoadFormat
+from tiercel.settings.settings import EngineSettings, LoadFormat
+from tiercel.values.errors import ConfigError
 
 CPU = torch.device("cpu")
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -259,7 +259,7 @@ from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.models.weights import fill_dummy
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
 
 def anonymous_bytes():
     with open("/proc/self/status") as status:

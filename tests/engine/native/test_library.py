@@ -11,7 +11,7 @@ import pytest
 from tiercel.engine.native.build import FOLDER, LIBRARY_NAME, source_digest
 from tiercel.engine.native.library import check_kernels, find_library, open_library, read_class
 from tiercel.engine.native.table import CpuClass, KernelTable
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 needs_library = pytest.mark.skipif(isinstance(find_library(), str), reason="no compiled kernels")
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from tiercel.request import SamplingParams
+from tiercel.values.request import SamplingParams
 
 END_TOKENS = (0, 1)
 

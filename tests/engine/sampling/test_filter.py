@@ -9,7 +9,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from tiercel.engine.sampling.filter import limits_no_sync
 from tiercel.engine.sampling.row import RowTable
-from tiercel.request import SamplingParams
+from tiercel.values.request import SamplingParams
 
 
 @pytest.fixture(autouse=True)

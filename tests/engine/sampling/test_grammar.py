@@ -15,7 +15,6 @@ from llguidance import LLMatcher, LLTokenizer
 from tests.engine.sampling.rows import random_logits, random_params
 from tests.engine.small_grammars import END_TOKEN, LETTERS, compiled, small_compiler, text_of, token_of, write_tokenizer
 from tests.seeds import fresh_seeds
-from tiercel.clock import ManualClock, MonotonicClock
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.native.library import load_library
 from tiercel.engine.sampling import (
@@ -30,10 +29,11 @@ from tiercel.engine.sampling import (
 )
 from tiercel.engine.sampling.grammar_rows import GrammarRows
 from tiercel.engine.sampling.masks import can_draw_others, exclude_no_sync, excluded_no_sync
-from tiercel.errors import ConfigError
-from tiercel.grammar import GrammarLimits
-from tiercel.grammar_words import TOO_LARGE
-from tiercel.request import SamplingParams, pack_tokens
+from tiercel.values.clock import ManualClock, MonotonicClock
+from tiercel.values.errors import ConfigError
+from tiercel.values.grammar import GrammarLimits
+from tiercel.values.grammar_words import TOO_LARGE
+from tiercel.values.request import SamplingParams, pack_tokens
 
 VOCAB = len(LETTERS) + 1
 CPU = torch.device("cpu")

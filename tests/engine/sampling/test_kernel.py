@@ -18,7 +18,7 @@ from tiercel.engine.sampling.row import DrawColumn
 from tiercel.engine.sampling.sampler import DrawKernel
 from tiercel.engine.sampling.subset import Subset
 from tiercel.engine.sampling.upload import CopyLink, HostLink
-from tiercel.request import SamplingParams, pack_tokens
+from tiercel.values.request import SamplingParams, pack_tokens
 
 CPU = torch.device("cpu")
 PLAIN = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=4), SamplingParams(seed=-9, logprobs=2)]

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiercel.engine.sampling import Sampler
-from tiercel.request import SamplingParams, pack_tokens
+from tiercel.values.request import SamplingParams, pack_tokens
 
 VOCAB_SIZE = 50
 GREEDY = SamplingParams(temperature=0.0)

@@ -16,8 +16,8 @@ from tests.engine.sampling.rows import END_TOKENS, random_logits, random_params
 from tiercel.engine.native.library import load_library
 from tiercel.engine.sampling import Sampler, open_sampler, token_logprobs
 from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
-from tiercel.ids import SeqId
-from tiercel.request import SamplingParams, pack_tokens
+from tiercel.values.ids import SeqId
+from tiercel.values.request import SamplingParams, pack_tokens
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)

@@ -13,7 +13,7 @@ from tiercel.engine.kernels.sampling import draw_no_sync
 from tiercel.engine.models.triton_ops import TritonOps
 from tiercel.engine.models.weights import fill_dummy
 from tiercel.engine.step.staging import Carrier, CopyCarrier
-from tiercel.request import SamplingParams
+from tiercel.values.request import SamplingParams
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 

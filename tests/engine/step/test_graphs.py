@@ -21,7 +21,6 @@ from tests.engine.recording import (
     next_token,
     small_decoder,
 )
-from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import CpuDevice, Done, InlineLane
 from tiercel.device.pinned import PinnedMemory
 from tiercel.engine.assembly import assemble
@@ -29,12 +28,13 @@ from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.step.graphs import MAX_GRAPH_ROWS, graph_sizes, record_graphs
 from tiercel.engine.step.mixed_graphs import mixed_sizes
 from tiercel.engine.step.staging import KernelCarrier
-from tiercel.ids import SeqId
-from tiercel.outcome import StepOutcome
-from tiercel.plan import Slice
-from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.settings import EngineSettings
-from tiercel.wire import FromEngine, Loading, Report, Submit
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import StepOutcome
+from tiercel.values.plan import Slice
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import FromEngine, Loading, Report, Submit
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from tiercel.engine.kernels.sampling import draw_no_sync
 from tiercel.engine.step.halves import Overlap
 from tiercel.engine.step.mixed_graphs import mixed_sizes
 from tiercel.engine.step.staging import open_staging
-from tiercel.request import SamplingParams
+from tiercel.values.request import SamplingParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

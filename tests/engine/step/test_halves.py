@@ -20,9 +20,9 @@ from tiercel.engine.step.graphs import StaticInputs, graph_sizes
 from tiercel.engine.step.halves import Overlap, cut_batch, rows_of, run_overlapped
 from tiercel.engine.step.mixed_graphs import trial_batch
 from tiercel.engine.step.runner import DeviceFlight
-from tiercel.ids import SeqId, SlotId
-from tiercel.plan import Slice, TableUpdate
-from tiercel.request import SamplingParams
+from tiercel.values.ids import SeqId, SlotId
+from tiercel.values.plan import Slice, TableUpdate
+from tiercel.values.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5)
 LENGTH, BLOCKS = 40, 11  # tokens of a prompt, blocks of a sequence

@@ -14,11 +14,11 @@ from tests.engine.small_grammars import END_TOKEN, compiled, token_of
 from tests.engine.test_loop import END, MAX_MODEL_LEN, random_prompt
 from tests.seeds import fast_and_slow, fresh_seeds
 from tiercel.device.cpu import CpuDevice, InlineLane
-from tiercel.grammar import NOTHING_LEFT
-from tiercel.ids import SeqId
-from tiercel.outcome import FinishReason
-from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
-from tiercel.wire import Abort, Submit
+from tiercel.values.grammar import NOTHING_LEFT
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.request import Request, SamplingParams, pack_tokens, unpack_tokens
+from tiercel.wire.frames import Abort, Submit
 
 R = TypeVar("R")
 REGEXES = ("(ab|ce){1,3}(f|gh)?", "[a-e]{4,9}", "(a|bc*d)+j", "a", "[a-j]*")

@@ -14,11 +14,11 @@ from tiercel.engine.step.inputs import BatchInputs, DeviceInputs, build_inputs
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.staging import Carrier, CopyCarrier, HostRing, KernelCarrier, Staging, open_staging
 from tiercel.engine.step.tables import DeviceTables
-from tiercel.ids import SeqId, SlotId
-from tiercel.plan import NanoBatch, Slice, TableUpdate
-from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.values.ids import SeqId, SlotId
+from tiercel.values.plan import NanoBatch, Slice, TableUpdate
+from tiercel.values.request import Request, SamplingParams
 
 CPU = torch.device("cpu")
 BLOCK, BLOCKS, SEQS = 4, 12, 23

@@ -19,11 +19,11 @@ from tests.seeds import fast_and_slow
 from tiercel.device.cpu import CpuDevice, InlineLane
 from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.step.mixed_graphs import MAX_MIXED_TOKENS, MixedInputs, mixed_sizes, record_mixed_graphs
-from tiercel.ids import SeqId, SlotId
-from tiercel.outcome import StepOutcome
-from tiercel.plan import Slice, TableUpdate
-from tiercel.request import SamplingParams
 from tiercel.scheduler.prompt_lookup import PromptLookup
+from tiercel.values.ids import SeqId, SlotId
+from tiercel.values.outcome import StepOutcome
+from tiercel.values.plan import Slice, TableUpdate
+from tiercel.values.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5)
 INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")

@@ -17,13 +17,13 @@ from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.inputs import build_inputs
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import Runner
-from tiercel.errors import DeviceError, DeviceLostError, InvariantError, OutOfDeviceMemoryError
-from tiercel.ids import SeqId, SlotId
-from tiercel.outcome import FinishReason
-from tiercel.plan import NanoBatch, Plan, Slice, StepPlan, TableUpdate
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.policy import open_policy
+from tiercel.values.errors import DeviceError, DeviceLostError, InvariantError, OutOfDeviceMemoryError
+from tiercel.values.ids import SeqId, SlotId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.plan import NanoBatch, Plan, Slice, StepPlan, TableUpdate
+from tiercel.values.request import Request, SamplingParams, pack_tokens
 
 R = TypeVar("R")
 BLOCK = 4

@@ -8,23 +8,23 @@ from torch import Tensor
 
 from tests.engine.step.test_runner import BLOCK, VOCAB, Bench, FullLane, NextNumber
 from tests.engine.test_loop import Client
-from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import CpuDevice, InlineLane
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import Runner
-from tiercel.errors import DeviceLostError, OutOfDeviceMemoryError
-from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import FinishReason
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.wire import Submit
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.errors import DeviceLostError, OutOfDeviceMemoryError
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.frames import Submit
 
 MAX_BYTES = 1 << 58  # more than any machine has
 

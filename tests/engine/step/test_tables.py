@@ -8,8 +8,8 @@ import torch
 
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.tables import DeviceTables
-from tiercel.ids import SeqId, SlotId
-from tiercel.plan import TableUpdate
+from tiercel.values.ids import SeqId, SlotId
+from tiercel.values.plan import TableUpdate
 
 CPU = torch.device("cpu")
 

@@ -5,15 +5,15 @@ import time
 
 import torch
 
-from tiercel.clock import MonotonicClock
 from tiercel.device.base import CopyLane, Device
 from tiercel.device.cpu import Done, InlineLane
 from tiercel.device.extents import Extents
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena, open_arena
 from tiercel.kvcache.store.disk import DiskResult, DiskVerdict
 from tiercel.kvcache.store.mover import CopyLanes, StoreMover
-from tiercel.tier import KVSpec, Landing, Purpose, Route, Transfer
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.tier import KVSpec, Landing, Purpose, Route, Transfer
 
 CPU = torch.device("cpu")
 SMALL = KVSpec(layers=3, kv_heads=1, head_dim=5, block_size=3, dtype="bfloat16")  # 180 bytes a block

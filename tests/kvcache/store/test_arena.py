@@ -11,12 +11,12 @@ import torch
 import xxhash
 
 from tests.kvcache.store.builders import CPU, SMALL, content, fill, key
-from tiercel.errors import ConfigError, InvariantError
-from tiercel.ids import SlotId
 from tiercel.kvcache.store.arena import open_arena
 from tiercel.kvcache.store.journal import RECORD_BYTES, SlotJournal
 from tiercel.kvcache.store.memory_file import kept_blocks
-from tiercel.tier import KVSpec
+from tiercel.values.errors import ConfigError, InvariantError
+from tiercel.values.ids import SlotId
+from tiercel.values.tier import KVSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -120,8 +120,8 @@ import sys
 import xxhash
 from tiercel.kvcache.store.journal import RECORD_BYTES, SlotJournal
 from tiercel.kvcache.store.memory_file import layout_of, map_memory
-from tiercel.ids import BlockKey, SlotId
-from tiercel.tier import KVSpec
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.tier import KVSpec
 
 spec = KVSpec(layers=3, kv_heads=1, head_dim=5, block_size=3, dtype="bfloat16")
 layout = layout_of(spec, b"model", 21)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tiercel.clock import ManualClock
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.damage_log import DamageLog
-from tiercel.tier import Purpose, Route, Transfer
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.tier import Purpose, Route, Transfer
 
 
 def miss(number: int, route: Route = Route.PREFETCH) -> Transfer:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from tiercel.clock import ManualClock, MonotonicClock
 from tiercel.device.volume import open_volume
 from tiercel.kvcache.store.disk import BlockStore, DiskLanes, DiskResult, DiskVerdict
+from tiercel.values.clock import ManualClock, MonotonicClock
 
 BLOCK = 8192
 OK, MISS, FAILED = DiskVerdict.OK, DiskVerdict.MISS, DiskVerdict.FAILED

@@ -10,11 +10,11 @@ import pytest
 import xxhash
 
 from tests.kvcache.store.builders import SMALL, GatedLane, LateLane, MoverBench, content, key, slots
-from tiercel.errors import DeviceLostError, InvariantError
-from tiercel.ids import SlotId
 from tiercel.kvcache.store.copy_run import merge_runs
 from tiercel.kvcache.store.disk import DiskVerdict
-from tiercel.tier import KVSpec, Landing, Purpose, Route, Verdict
+from tiercel.values.errors import DeviceLostError, InvariantError
+from tiercel.values.ids import SlotId
+from tiercel.values.tier import KVSpec, Landing, Purpose, Route, Verdict
 
 ODD = KVSpec(layers=1, kv_heads=1, head_dim=1, block_size=1, dtype="float32")  # 8 bytes a block
 WIDE = KVSpec(layers=5, kv_heads=3, head_dim=64, block_size=16, dtype="float32")  # 120 KiB a block

@@ -7,8 +7,8 @@ import pytest
 from tests.device.fake_cuda import ILLEGAL_ADDRESS, FakeLibrary
 from tests.kvcache.store.builders import MoverBench, content, slots
 from tiercel.device.cuda_driver import SourceOrder
-from tiercel.errors import DeviceLostError
-from tiercel.tier import KVSpec, Purpose, Route, Verdict
+from tiercel.values.errors import DeviceLostError
+from tiercel.values.tier import KVSpec, Purpose, Route, Verdict
 
 EVEN = KVSpec(layers=2, kv_heads=2, head_dim=64, block_size=4, dtype="float16")  # 4 KiB a block
 ODD = KVSpec(layers=3, kv_heads=1, head_dim=64, block_size=4, dtype="float16")  # 3 KiB a block

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import httpx
 import pytest
 
-from tiercel.clock import MonotonicClock
 from tiercel.loadtest.client.connection import ArrivingBody
 from tiercel.loadtest.client.http1 import BODY, Http1Transport
 from tiercel.loadtest.client.sender import tls_context
+from tiercel.values.clock import MonotonicClock
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.arrivals import due_times
 from tiercel.loadtest.load.mix import ArrivalSettings
+from tiercel.values.errors import ConfigError
 
 RATE = 8.0
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.loadtest.builders import texts
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery
 from tiercel.loadtest.load.datasets.registry import NAMES, conversations
 from tiercel.loadtest.load.mix import DatasetSettings
+from tiercel.values.errors import ConfigError
 
 
 def _ask(settings: DatasetSettings, count: int = 20, seed: str = "1") -> list[Conversation]:

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.loadtest.builders import texts
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.mix import read_mix
 from tiercel.loadtest.plan import make_plan, mix_of
 from tiercel.loadtest.results.record import Goals
 from tiercel.loadtest.settings import BenchSettings
+from tiercel.values.errors import ConfigError
 
 GOOD = """
 duration_s: 30

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tiercel.embedded import MODEL_DIR
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.mix import DatasetName, DatasetSettings
 from tiercel.loadtest.load.request_list import (
     ListedRequest,
@@ -17,6 +16,7 @@ from tiercel.loadtest.load.request_list import (
     read_requests,
     write_requests,
 )
+from tiercel.values.errors import ConfigError
 
 NOWHERE = Path("/nowhere")
 

@@ -7,9 +7,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.loadtest.builders import texts
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.tokens import EstimatedCounter, FolderCounter, TextMaker, estimate
 from tiercel.loadtest.load.word_list import WORDS
+from tiercel.values.errors import ConfigError
 
 
 class LetterCounter:

@@ -5,9 +5,9 @@ import asyncio
 import httpx
 import pytest
 
-from tiercel.clock import MonotonicClock
 from tiercel.loadtest.metrics.exposition import parse_exposition, parse_series, select, total, totals
 from tiercel.loadtest.metrics.scrape import Scraper
+from tiercel.values.clock import MonotonicClock
 
 TEXT = """\
 # HELP vllm:num_preemptions_total Preemptions.

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from tests.loadtest.example_run import example_run, one_tenant_run
-from tiercel.errors import ConfigError
 from tiercel.loadtest.report.drawing import VARIABLES
 from tiercel.loadtest.report.run_charts import latency_charts, server_charts, tenant_charts, timeline_charts
 from tiercel.loadtest.report.run_page import write_report
 from tiercel.loadtest.report.wording import figure_words, show_factor, show_ms, show_number, show_percent
 from tiercel.loadtest.results.record import RunResult, Sample
 from tiercel.loadtest.results.result_file import decode_result, encode_result
+from tiercel.values.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 

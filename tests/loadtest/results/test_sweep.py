@@ -9,11 +9,11 @@ import pytest
 from tests.loadtest.builders import stub_server
 from tests.loadtest.example_run import example_run
 from tiercel.cli.main import main
-from tiercel.errors import ConfigError
 from tiercel.loadtest.plan import settings_at
 from tiercel.loadtest.report.sweep_page import verdict, write_sweep
 from tiercel.loadtest.results.sweep import Point, SearchPlan, best, knee, make_sweep, point_of, search
 from tiercel.loadtest.settings import BenchSettings
+from tiercel.values.errors import ConfigError
 
 
 def server_of(capacity: float) -> Callable[[float], Point]:

@@ -12,9 +12,9 @@ import pytest
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, server_settings, text_body, until, with_server
 from tests.server.test_launch import started
-from tiercel.request import SamplingParams
 from tiercel.server.api.answer_budget import ANSWERS, answer_bytes
-from tiercel.units import KIB, MIB
+from tiercel.values.request import SamplingParams
+from tiercel.values.units import KIB, MIB
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SMALL = {"max_answer_bytes": MIB}  # 4,937 tokens with 20 log-probabilities

@@ -9,11 +9,11 @@ import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from tests.server.harness import chat_body, running, server_settings
-from tiercel.clock import ManualClock
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.middleware import ErrorBoundary
 from tiercel.server.http.watch import SlowReaderError
 from tiercel.server.tracing.record import RequestRecord
+from tiercel.values.clock import ManualClock
 
 WORDS = "private words from a prompt, /secret/path"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
-from tiercel.outcome import FinishReason
+from tiercel.values.outcome import FinishReason
 
 TEXT = "/v1/completions"
 

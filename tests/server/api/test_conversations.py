@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, server_settings, until, with_server
-from tiercel.clock import ManualClock
-from tiercel.errors import AdmissionError
-from tiercel.request import unpack_tokens
 from tiercel.server.api.object_store import ObjectStore, StoreLimits
 from tiercel.server.api.stored_conversation import StoredConversation
 from tiercel.server.api.stored_items import StoredItem, encode_item
 from tiercel.server.api.stored_response import MAX_CONVERSATION, StoredTurn
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import AdmissionError
+from tiercel.values.request import unpack_tokens
 
 PATH, RESPONSES = "/v1/conversations", "/v1/responses"
 MIB = 2**20

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until
-from tiercel.clock import ManualClock
-from tiercel.outcome import FinishReason
+from tiercel.values.clock import ManualClock
+from tiercel.values.outcome import FinishReason
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ENDLESS = 200  # tokens

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, running, server_settings, until, with_server
-from tiercel.request import unpack_tokens
 from tiercel.server.api.pooling import PoolingStyle, read_pooling
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.request import unpack_tokens
 
 EMBEDDINGS, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
 Tree = dict[str, object]

@@ -11,14 +11,14 @@ from tokenizers import AddedToken, Tokenizer
 from tests.server.builders import build_byte_level
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, server_settings, text_body, until, with_server
-from tiercel.errors import AdmissionError
-from tiercel.request import SamplingParams
 from tiercel.server.api.answer_budget import prompt_bytes
 from tiercel.server.api.expansion import check_submission, submitted_bytes
 from tiercel.server.api.message_turns import chat_messages
 from tiercel.server.api.schemas.messages import MessagePromptFields
 from tiercel.server.text.tokenizer import LongTextError, TextCodec
-from tiercel.units import KIB, MIB
+from tiercel.values.errors import AdmissionError
+from tiercel.values.request import SamplingParams
+from tiercel.values.units import KIB, MIB
 
 TEXT = "/v1/completions"
 

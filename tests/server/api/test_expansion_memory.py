@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.server.test_launch import Started, started
-from tiercel.units import KIB, MIB
+from tiercel.values.units import KIB, MIB
 
 MAX_GROWTH_BYTES = 64 * MIB
 MAX_HEALTH_S, MAX_SLOWEST_S = 0.25, 2.0  # of nearly all, and of all on a machine with other work

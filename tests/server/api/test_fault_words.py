@@ -8,9 +8,9 @@ import pytest
 from pydantic_core._pydantic_core import list_all_errors  # pyright: ignore[reportPrivateImportUsage]
 
 import tiercel.server.app  # noqa: F401 - imports every schema
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.fault_words import OWN, fault_words
 from tiercel.server.api.schemas.fields import Fields, read_fields
+from tiercel.values.errors import AdmissionError
 
 JUNK = (None, True, 5, -(10**30), 1.5, math.nan, "", "\n", "x" * 300_000, [], [[]], [5, "x"], {}, {"a": {}}, b"\xff")
 

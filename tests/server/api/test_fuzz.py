@@ -13,7 +13,7 @@ from tests.server.bodies import CHAT, TEXT, fuzzed
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, server_settings, until, with_server
 from tiercel.server.http.message_failure import is_messages_path
-from tiercel.units import MIB
+from tiercel.values.units import MIB
 
 BODIES = 300
 ALL_BODIES = 10_000

@@ -17,7 +17,7 @@ from tiercel.server.api.prompt import MAX_PROMPTS
 from tiercel.server.api.schemas.embeddings import MAX_INPUTS
 from tiercel.server.http.patience import PatientSender
 from tiercel.server.http.pieces import PIECE_BYTES, send_pieces
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
 
 AT_ONCE = 128
 P = ParamSpec("P")

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, running, server_settings, with_server
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.message_batches import max_requests, read_requests
+from tiercel.values.errors import AdmissionError
 
 BATCHES = "/v1/messages/batches"
 ONE, TWO = {"x-api-key": "one"}, {"x-api-key": "two"}

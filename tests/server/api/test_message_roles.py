@@ -10,8 +10,8 @@ from tokenizers import AddedToken
 from tests.server.builders import build_byte_level
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, server_settings, with_server
-from tiercel.request import unpack_tokens
 from tiercel.server.text.tokenizer import TextCodec, load_text_codec
+from tiercel.values.request import unpack_tokens
 
 Tree = dict[str, Any]
 FIRST = (  # shows a system message in the first place only

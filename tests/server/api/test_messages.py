@@ -15,8 +15,8 @@ from pydantic_core import from_json
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, running, server_settings, until, with_server
-from tiercel.request import unpack_tokens
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.request import unpack_tokens
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 Tree = dict[str, object]

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.clock import ManualClock
 from tiercel.server.api.object_store import ENTRY_BYTES, ObjectStore, StoreLimits
 from tiercel.server.api.stored_items import ITEM_BYTES, StoredItem, decode_item, encode_item
 from tiercel.server.api.stored_response import TURN_BYTES, StoredResponse, StoredTurn
+from tiercel.values.clock import ManualClock
 
 ROOMY = StoreLimits(tenant_objects=100, tenant_bytes=1_000_000, total_bytes=10_000_000, lifetime_s=60.0)
 

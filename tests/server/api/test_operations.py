@@ -6,8 +6,8 @@ from pathlib import Path
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, running, server_settings, text_body, until, with_server
 from tiercel import __version__
-from tiercel.request import unpack_tokens
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.request import unpack_tokens
 
 
 def test_a_loading_server_is_alive_and_reports_its_stage(model_folder: Path) -> None:

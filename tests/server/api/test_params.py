@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercel.errors import AdmissionError, ConfigError
-from tiercel.request import SamplingParams
 from tiercel.server.api.generation_config import SamplingDefaults, load_sampling_defaults
 from tiercel.server.api.params import ModelLimits, chat_plan, choice_seed, completion_plan
 from tiercel.server.api.schemas.chat import ChatFields
 from tiercel.server.api.schemas.completion import CompletionFields
 from tiercel.server.api.schemas.fields import read_fields
+from tiercel.values.errors import AdmissionError, ConfigError
+from tiercel.values.request import SamplingParams
 
 LIMITS = ModelLimits(max_model_len=100, vocab_size=50, pool_tokens=80, max_logprobs=20)
 

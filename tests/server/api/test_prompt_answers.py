@@ -11,7 +11,7 @@ import pytest
 from tests.server.fake_engine import FakeEngine, Script
 from tests.server.harness import Running, chat_body, server_settings, text_body, until, with_server
 from tiercel.server.text.tokenizer import TextCodec
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"

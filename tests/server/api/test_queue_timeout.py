@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from tests.server.api.test_deadlines import ENDLESS, STUCK, TEXT, metric, with_held_clock
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, running, server_settings, text_body, until
-from tiercel.clock import ManualClock
-from tiercel.outcome import FinishReason
+from tiercel.values.clock import ManualClock
+from tiercel.values.outcome import FinishReason
 
 LIMIT_S = 0.02
 SERIES = 'tiercel_timeouts_total{limit="queue_timeout",stage="waiting"}'

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.message_turns import in_words_of_messages
 from tiercel.server.api.response_call import in_our_words
+from tiercel.values.errors import AdmissionError
 
 SCHEMA = "the property 'stop' of messages; response_format: reasoning_effort, chat_template_kwargs"
 """Words of a client."""

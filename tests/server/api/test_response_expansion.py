@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from tests.server.api.test_responses import PATH, body, script
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, running, server_settings, until, with_server
-from tiercel.errors import AdmissionError, InvariantError
 from tiercel.server.api.response_input import MAX_CONVERSATION, ResponseInput
 from tiercel.server.api.stored_items import Item, StoredItem, decode_item, encode_item
 from tiercel.server.api.stored_response import StoredResponse, StoredTurn
@@ -24,8 +23,9 @@ from tiercel.server.http.watch import ClientGoneError
 from tiercel.server.text.template_frames import RenderJob
 from tiercel.server.text.template_renderer import TemplateRenderer
 from tiercel.server.text.tokenizer import TextCodec
-from tiercel.settings import ServerSettings
-from tiercel.units import KIB, MIB
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.errors import AdmissionError, InvariantError
+from tiercel.values.units import KIB, MIB
 
 
 def _message(id: str, text: str, role: str = "user") -> Item:

@@ -12,8 +12,8 @@ from openai.types.responses import Response
 from tests.server.api.test_response_stream import check_items, events_of, shape_of
 from tests.server.api.test_responses import PATH, body, script
 from tests.server.harness import MODEL, Running, server_settings, with_server
-from tiercel.request import unpack_tokens
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.request import unpack_tokens
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 TOOLS: list[dict[str, Any]] = [

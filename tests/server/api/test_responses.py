@@ -11,8 +11,8 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, server_settings, until, with_server
-from tiercel.request import unpack_tokens
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.request import unpack_tokens
 
 PATH = "/v1/responses"
 

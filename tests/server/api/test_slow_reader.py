@@ -11,7 +11,6 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, server_settings, text_body, until, with_server
-from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.api.hold import Hold
 from tiercel.server.api.replies.completion import TextShape
 from tiercel.server.api.replies.head import ReplyHead
@@ -26,7 +25,8 @@ from tiercel.server.engine.sequences import SequenceStart
 from tiercel.server.http.watch import SlowReaderError
 from tiercel.server.text.detokenizer import make_detokenizer
 from tiercel.server.text.stop import TextRules
-from tiercel.units import KIB
+from tiercel.values.request import SamplingParams, pack_tokens
+from tiercel.values.units import KIB
 
 TEXT = "/v1/completions"
 LIMIT_BYTES = 256 * KIB

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, chat_body, server_settings, until, with_server
-from tiercel.clock import ManualClock
 from tiercel.server.api.chat_session import ChatKeeper
 from tiercel.server.api.generation_config import SamplingDefaults
 from tiercel.server.api.object_store import ObjectStore, StoreLimits
@@ -19,6 +18,7 @@ from tiercel.server.api.schemas.chat import ChatFields
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.stored_chat import StoredChat
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.clock import ManualClock
 
 PATH = "/v1/chat/completions"
 

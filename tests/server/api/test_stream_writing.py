@@ -10,9 +10,9 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
-from tiercel.ids import SeqId
 from tiercel.server.text.tokenizer import TextCodec
-from tiercel.wire import Report, encode_frame
+from tiercel.values.ids import SeqId
+from tiercel.wire.frames import Report, encode_frame
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 _OWN = re.compile(rb'"id":"[^"]*","object":"([^"]*)","created":\d+')  # differs from answer to answer

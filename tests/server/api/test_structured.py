@@ -7,11 +7,11 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, server_settings, text_body, until, with_server
-from tiercel.grammar import GRAMMAR_FAILED, NOTHING_LEFT
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.schemas.structured import StructuredFields
 from tiercel.server.api.structured import constraint_of
 from tiercel.server.grammar.schema import WHITESPACE
+from tiercel.values.grammar import GRAMMAR_FAILED, NOTHING_LEFT
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SCHEMA: dict[str, object] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -3,13 +3,13 @@
 import llguidance
 import pytest
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.tools import ToolFields
 from tiercel.server.api.tool_choice import ToolChoice, read_tool_choice
 from tiercel.server.api.tool_grammar import tool_constraint
 from tiercel.server.text.answer.event import COMPLETE, collect
 from tiercel.server.text.answer.formats import FORMATS, HERMES, JSON, CallFormat
 from tiercel.server.text.answer.reader import AnswerReader
+from tiercel.values.errors import AdmissionError
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}}, "required": ["city"]}
 TOOLS = [

@@ -11,8 +11,8 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, chat_body, server_settings, with_server
-from tiercel.request import unpack_tokens
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.request import unpack_tokens
 
 CHAT = "/v1/chat/completions"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "ü\\"}"}}\n</tool_call>'

@@ -8,8 +8,8 @@ from tokenizers import processors
 
 from tests.server.builders import build_byte_level
 from tests.server.harness import MODEL, Running, chat_body, server_settings, text_body, with_server
-from tiercel.request import unpack_tokens
 from tiercel.server.text.tokenizer import TextCodec, Truncation
+from tiercel.values.request import unpack_tokens
 
 CHAT, TEXT, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 LONG = "one two three four five six seven eight nine ten"

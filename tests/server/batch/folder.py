@@ -12,8 +12,6 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import Receive, Scope, Send
 
-from tiercel.clock import MonotonicClock
-from tiercel.ids import TenantId
 from tiercel.server.batch.book import BatchBook
 from tiercel.server.batch.quota import SpaceBook, SpaceLimits
 from tiercel.server.batch.records import MESSAGES_ENDPOINT, BatchRecord, FileRecord
@@ -22,7 +20,9 @@ from tiercel.server.batch.spool import FileSpool
 from tiercel.server.batch.worker import BatchWorker
 from tiercel.server.tenancy.auth import BATCH_TENANT
 from tiercel.server.tenancy.tenants import Tenant
-from tiercel.tenant import TenantShare
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import TenantShare
 
 ACME, OTHER = TenantId("acme"), TenantId("other")
 CHAT = "/v1/chat/completions"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.clock import MonotonicClock
 from tiercel.server.batch.journal import AnswerJournal
+from tiercel.values.clock import MonotonicClock
 
 
 def opened(path: Path) -> AnswerJournal:

@@ -7,11 +7,11 @@ import pytest
 
 from tests.server.batch.folder import Answers, Conditions
 from tests.server.harness import until
-from tiercel.clock import MonotonicClock
-from tiercel.errors import AdmissionError, ConfigError
 from tiercel.server.batch.durable import FolderLock
 from tiercel.server.batch.service import BatchService
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.errors import AdmissionError, ConfigError
 
 
 def test_a_first_start_names_the_folder_that_cannot_be_used(tmp_path: Path) -> None:

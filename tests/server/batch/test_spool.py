@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from tests.server.batch.folder import ACME, LIMITS, OTHER, Folder, opened
 from tests.unreadable import hide
-from tiercel.errors import AdmissionError
 from tiercel.server.batch.quota import SpaceLimits
+from tiercel.values.errors import AdmissionError
 
 
 def run(path: Path, test: Callable[[Folder], Awaitable[None]], limits: SpaceLimits = LIMITS) -> None:

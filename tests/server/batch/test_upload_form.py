@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.errors import AdmissionError
 from tiercel.server.batch.upload_form import UploadForm
+from tiercel.values.errors import AdmissionError
 
 TYPE = "multipart/form-data; boundary=xyz"
 

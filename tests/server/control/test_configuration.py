@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.server.harness import Running, running, text_body, until
-from tiercel.config import resolve
-from tiercel.settings import EngineSettings
+from tiercel.settings.config import resolve
+from tiercel.settings.settings import EngineSettings
 
 CONFIG = "/admin/config"
 BOSS = {"authorization": "Bearer boss"}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.test_launch import started
 from tiercel.server.control.memory import MemoryTrimmer
-from tiercel.units import MIB
+from tiercel.values.units import MIB
 
 _LARGE = """
 import sys

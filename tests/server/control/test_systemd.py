@@ -18,13 +18,13 @@ import pytest
 
 from tests.server.harness import text_body
 from tests.server.test_launch import FAKE, Started
-from tiercel.clock import ManualClock
 from tiercel.server.control.systemd import SystemdNotifier
+from tiercel.values.clock import ManualClock
 
 START = """
 import json, sys
 from tiercel.server.launch import serve
-from tiercel.config import resolve
+from tiercel.settings.config import resolve
 origin = resolve(json.loads(sys.argv[1]))
 sys.exit(serve(origin.settings, origin=origin, command=json.loads(sys.argv[2])))
 """

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, TokenLogprobs
 from tiercel.server.api.replies.completion import TextShape
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.engine.choice_text import ChoiceDelta, ChoiceText
@@ -18,6 +16,8 @@ from tiercel.server.engine.prompt_answer import text_starts
 from tiercel.server.text.detokenizer import make_detokenizer
 from tiercel.server.text.stop import TextRules
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import Finished, FinishReason, TokenLogprobs
 
 HEAD = ReplyHead(id="x", created=0, model="m", with_logprobs=True, with_details=False, role="assistant")
 PIECES = ["a", "b", "ab", " ", "é", "🙂", "日本", "STOP", "ST", "OP", "</s>"]

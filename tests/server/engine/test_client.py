@@ -10,16 +10,16 @@ import pytest
 
 from tests.server.fake_engine import FakeEngine, Script
 from tests.server.harness import until
-from tiercel.clock import ManualClock
-from tiercel.outcome import FinishReason, Gauges
-from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.mailbox import Delivery, Mailbox, StreamEnd
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.engine.status import EngineStartError, EngineState
 from tiercel.server.metrics.registry import ServerMetrics
-from tiercel.settings import EngineSettings
-from tiercel.wire import Failed, Loading, Report, encode_frame
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import ManualClock
+from tiercel.values.outcome import FinishReason, Gauges
+from tiercel.values.request import SamplingParams, pack_tokens
+from tiercel.wire.frames import Failed, Loading, Report, encode_frame
 
 
 def _start(max_tokens: int = 3, prompt: tuple[int, ...] = (5, 6)) -> SequenceStart:

@@ -8,10 +8,10 @@ import pytest
 import structlog.testing
 
 from tests.server.fleet_parts import until
-from tiercel.clock import ManualClock
 from tiercel.server.engine.connection import EngineConnection
 from tiercel.server.host.hosted_engine import HostedEngine
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import ManualClock
 
 TOO_LONG = b"\xff\xff\xff\x7f"
 NO_MESSAGE = b"\x01\x00\x00\x00\xc1"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tiercel.ids import SeqId
 from tiercel.server.engine.crash_book import CrashBook, CrashVerdict, Death, DeathKind
-from tiercel.step_record import ANY_SEQ, EngineTrail
+from tiercel.values.ids import SeqId
+from tiercel.wire.step_record import ANY_SEQ, EngineTrail
 
 ONE, TWO, THREE = SeqId(1), SeqId(2), SeqId(3)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.errors import ConfigError
-from tiercel.kv_folder import lock_folder, lock_holder
 from tiercel.server.engine.child import EngineChild
 from tiercel.server.engine.inherited import InheritedResources
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.kv_folder import lock_folder, lock_holder
+from tiercel.values.errors import ConfigError
 
 _ENGINE = """
 import argparse, os, socket

@@ -6,10 +6,10 @@ from array import array
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.ids import SeqId
-from tiercel.outcome import TokenLogprobs
 from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs, logprobs_bytes
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import TokenLogprobs
 
 
 def _entries(rng: random.Random, count: int, vocabulary: int) -> list[TokenLogprobs]:

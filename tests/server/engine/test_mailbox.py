@@ -2,9 +2,9 @@
 
 import asyncio
 
-from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, TokenLogprobs
 from tiercel.server.engine.mailbox import Mailbox, StreamEnd, portion_tokens
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import Finished, FinishReason, TokenLogprobs
 
 
 def test_a_slow_reader_gets_all_tokens_in_one_delivery() -> None:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from tests.server.fake_engine import Script
 from tests.server.fleet_parts import FakeHost, FrontParts, fleet_parts, read_tokens, until
-from tiercel.errors import ConfigError
 from tiercel.server.engine.wire_access import front_tls, host_tls, read_secret
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.errors import ConfigError
 
 PLAIN = ServerSettings(model="folder", served_model_names=("tiny",))
 

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.processes import wait_gone
-from tiercel.errors import AdmissionError
-from tiercel.ids import TenantId
 from tiercel.server.grammar.checker import GrammarChecker
 from tiercel.server.grammar.constraint import (
     Constraint,
@@ -25,7 +23,9 @@ from tiercel.server.grammar.constraint import (
     schema_constraint,
 )
 from tiercel.server.grammar.lark import Tag, any_of, literal, schema_part, special, tagged
-from tiercel.tenant import DEFAULT_TENANT
+from tiercel.values.errors import AdmissionError
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import DEFAULT_TENANT
 
 VOCAB_SIZE = 1024
 OVERLAPPING = {"type": "array", "items": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}}

@@ -12,7 +12,7 @@ from tests.seeds import fast_and_slow, fresh_seeds
 from tests.server.fake_engine import Script
 from tests.server.grammar.hostile import hostile_fields
 from tests.server.harness import Running, server_settings, text_body, until, with_server
-from tiercel.units import MIB
+from tiercel.values.units import MIB
 
 MAX_GROWTH_BYTES = 24 * MIB
 

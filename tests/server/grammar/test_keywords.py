@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from tiercel.errors import AdmissionError
 from tiercel.server.grammar.constraint import schema_constraint
 from tiercel.server.grammar.keywords import ACTING, ANNOTATIONS, FORMATS, IGNORED_ASSERTIONS, PARTLY_ACTING
 from tiercel.server.grammar.schema import MAX_NOTED, prepared_schema
+from tiercel.values.errors import AdmissionError
 
 TOKENIZER = LLTokenizer("byte")
 OBJECT = {"type": "object"}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from llguidance import LLTokenizer
 
-from tiercel.grammar_words import NO_END, NO_OUTPUT, in_own_words
 from tiercel.server.grammar.frames import GrammarAccepted, GrammarRefused
 from tiercel.server.grammar.proof import read_rules
 from tiercel.server.grammar.worker import GrammarTrial
+from tiercel.values.grammar_words import NO_END, NO_OUTPUT, in_own_words
 
 ROOT = Path(__file__).resolve().parents[3]
 ENDLESS: list[tuple[str, str]] = [
@@ -118,7 +118,8 @@ _FILES = [
 def _own_errors() -> set[str]:
     """Return the names of our own exceptions, whose messages we have written."""
     trees = [
-        ast.parse(path.read_text()) for path in (*(ROOT / "tiercel/server").rglob("*.py"), ROOT / "tiercel/errors.py")
+        ast.parse(path.read_text())
+        for path in (*(ROOT / "tiercel/server").rglob("*.py"), ROOT / "tiercel/values/errors.py")
     ]
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 

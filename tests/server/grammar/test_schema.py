@@ -2,7 +2,6 @@
 
 import pytest
 
-from tiercel.errors import AdmissionError
 from tiercel.server.grammar.constraint import (
     choice_constraint,
     lark_constraint,
@@ -11,6 +10,7 @@ from tiercel.server.grammar.constraint import (
 )
 from tiercel.server.grammar.lark import Tag, special, tagged
 from tiercel.server.grammar.schema import WHITESPACE, prepared_schema
+from tiercel.values.errors import AdmissionError
 
 
 def _nest(levels: int) -> dict[str, object]:

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from tests.seeds import fast_and_slow, fresh_seeds
-from tiercel.errors import AdmissionError
 from tiercel.server.grammar.keywords import copied_schema
 from tiercel.server.grammar.pointer import pointer
 from tiercel.server.grammar.schema import prepared_schema
 from tiercel.server.grammar.schema_graph import MAX_POINTER_LETTERS, SchemaFaultError, SchemaGraph
+from tiercel.values.errors import AdmissionError
 
 Schema = dict[str, Any]
 

@@ -15,7 +15,13 @@ import structlog.testing
 from tests.seeds import fresh_seeds
 from tests.server.fake_engine import Script
 from tests.server.fleet_parts import SECRET, FakeHost, until
-from tiercel.fleet_wire import (
+from tiercel.server.host.front_session import MAX_STRANGERS
+from tiercel.server.host.split import split_report
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.limit_use import LimitUse
+from tiercel.values.outcome import Gauges
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.wire.fleet_frames import (
     MAX_LIMIT_USES,
     BodyDecoder,
     Framed,
@@ -27,14 +33,8 @@ from tiercel.fleet_wire import (
     Welcome,
     frame_of,
 )
-from tiercel.handshake import CHALLENGE_BYTES, VERDICT_BYTES, FrontHandshake
-from tiercel.ids import SeqId, TenantId
-from tiercel.limit_use import LimitUse
-from tiercel.outcome import Gauges
-from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.server.host.front_session import MAX_STRANGERS
-from tiercel.server.host.split import split_report
-from tiercel.wire import Abort, Ready, Report, Submit
+from tiercel.wire.frames import Abort, Ready, Report, Submit
+from tiercel.wire.handshake import CHALLENGE_BYTES, VERDICT_BYTES, FrontHandshake
 
 SCRIPT = Script(step_s=0.002, max_model_len=4096)
 

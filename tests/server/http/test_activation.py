@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from tests.processes import activated
 from tests.server.harness import server_settings
-from tiercel.errors import ConfigError
 from tiercel.server.http.activation import adopt_listener, settings_of_listener
 from tiercel.server.http.listen import bind, url_of
+from tiercel.values.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 TAKE = """
 import os, socket
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 from tiercel.server.http.activation import activated_listener
 try:
     sock = activated_listener()

@@ -9,12 +9,12 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, chat_body, server_settings, text_body, with_server
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.chat import ChatFields
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.schemas.unsupported import refuse_unsupported_in_messages
 from tiercel.server.http.body import parse_object
-from tiercel.units import MIB
+from tiercel.values.errors import AdmissionError
+from tiercel.values.units import MIB
 
 VALUES = 256 * 1024
 JSON = {"content-type": "application/json"}

@@ -11,10 +11,10 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
-from tiercel.errors import AdmissionError
 from tiercel.server.http.body import decoded_bytes
 from tiercel.server.http.body_budget import BodyBudget, BodyHolding
-from tiercel.units import MIB
+from tiercel.values.errors import AdmissionError
+from tiercel.values.units import MIB
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tests.server.harness import text_body
 from tests.server.test_launch import started
-from tiercel.units import MIB
+from tiercel.values.units import MIB
 
 CONNECTIONS = 40
 LENGTH = 8 * MIB - 10

@@ -16,9 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tests.server.bodies import TEXT
 from tests.server.harness import running, server_settings, text_body
-from tiercel.errors import AdmissionError
 from tiercel.server.api.body_limit import BodyLimit
 from tiercel.server.http.content_coding import MAX_MEMBERS, PIECE_BYTES, ContentDecoder, content_coding
+from tiercel.values.errors import AdmissionError
 
 JSON = {"content-type": "application/json"}
 

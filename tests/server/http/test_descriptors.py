@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.server.harness import server_settings
-from tiercel.errors import ConfigError
 from tiercel.server.http.descriptors import max_connections
+from tiercel.values.errors import ConfigError
 
 
 def test_connections_leave_descriptors_for_everything_else(model_folder: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, chat_body, server_settings, text_body, until, with_server
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.chat import ChatFields
 from tiercel.server.api.schemas.fields import read_fields
+from tiercel.values.errors import AdmissionError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NAN = float("nan")

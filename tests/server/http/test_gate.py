@@ -9,10 +9,10 @@ import structlog
 
 from tests.server.harness import Running, running, server_settings, text_body, until, with_server
 from tests.server.http.raw_client import exchange, split_answers
-from tiercel.clock import ManualClock
-from tiercel.errors import AdmissionError
 from tiercel.server.http.gate import RESERVED_CONNECTIONS, ConnectionGate, ConnectionLimits
-from tiercel.units import MIB
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import AdmissionError
+from tiercel.values.units import MIB
 
 LATE = 0.3
 

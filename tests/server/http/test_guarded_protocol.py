@@ -12,7 +12,7 @@ from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, server_settings, text_body, until, with_server
 from tests.server.http.raw_client import RawAnswer, exchange, split_answers
 from tiercel.server.http.framing import MAX_HEAD_BYTES, MAX_HEADER_LINES
-from tiercel.units import KIB, MIB
+from tiercel.values.units import KIB, MIB
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
 VERSION = HEAD + b"\r\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.server.harness import Running, server_settings, with_server
-from tiercel.option import options_of
 from tiercel.server.http.host import HostCheck, HostNames, accepted_hosts
-from tiercel.settings import ServerSettings
+from tiercel.settings.option import options_of
+from tiercel.settings.settings import ServerSettings
 
 OWN = ["localhost", "LOCALHOST", "localhost.", "localhost:8000", "localhost:", "127.0.0.1", "127.0.0.1:1", "127.8.8.8"]
 OWN += ["[::1]", "[::1]:8000", "[0:0:0:0:0:0:0:1]", "[::ffff:127.0.0.1]:80"]

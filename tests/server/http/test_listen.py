@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.server.harness import server_settings
-from tiercel.errors import ConfigError
-from tiercel.exposure import check_exposure
-from tiercel.port_holder import ways_out
 from tiercel.server.http.listen import bind, bind_admin, check_tls, url_of
+from tiercel.settings.exposure import check_exposure
+from tiercel.system.port_holder import ways_out
+from tiercel.values.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, server_settings, text_body, until, with_server
-from tiercel.clock import ManualClock
 from tiercel.server.http.reaper import Reaper
+from tiercel.values.clock import ManualClock
 
 
 async def _connect(server: Running, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

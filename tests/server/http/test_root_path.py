@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.server.harness import Running, server_settings, text_body, with_server
-from tiercel.errors import ConfigError
-from tiercel.option import options_of
 from tiercel.server.http.listen import bind, url_of
 from tiercel.server.http.root_path import check_root_path
-from tiercel.settings import ServerSettings
+from tiercel.settings.option import options_of
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.errors import ConfigError
 
 
 def test_every_route_is_served_with_the_prefix_and_without(model_folder: Path) -> None:

@@ -13,16 +13,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
-from tiercel.ids import SeqId
-from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
-from tiercel.request import SamplingParams
 from tiercel.server.engine.mailbox import Mailbox
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
 from tiercel.server.metrics import engine as engine_metrics
 from tiercel.server.metrics.engine import EngineMetrics
 from tiercel.server.metrics.exposition import Kind, family
 from tiercel.server.metrics.registry import ServerMetrics
-from tiercel.wire import Ready
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
+from tiercel.values.request import SamplingParams
+from tiercel.wire.frames import Ready
 
 TEXT = "/v1/completions"
 REQUIRED = [

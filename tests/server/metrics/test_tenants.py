@@ -3,14 +3,14 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import FairGauges, Finished, FinishReason, Gauges, PreemptionCount, TenantGauges
-from tiercel.request import SamplingParams
 from tiercel.server.engine.mailbox import Mailbox
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
 from tiercel.server.metrics.tenants import TenantMetrics, oldest_waits
 from tiercel.server.tenancy.tenants import Tenant, TenantTable, make_table
-from tiercel.tenant import Slo, TenantShare
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import FairGauges, Finished, FinishReason, Gauges, PreemptionCount, TenantGauges
+from tiercel.values.request import SamplingParams
+from tiercel.values.tenant import Slo, TenantShare
 
 ANNA = TenantId("anna")
 Found = dict[tuple[str, str], float]

@@ -4,10 +4,10 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tiercel.outcome import DiskState, ExpertGauges, Gauges, GrammarGauges, RouteGauges, SwitchGauges, TierGauges
 from tiercel.server.metrics.steps import StepMetrics
 from tiercel.server.metrics.tiers import TierMetrics
-from tiercel.tier import Route, Tier
+from tiercel.values.outcome import DiskState, ExpertGauges, Gauges, GrammarGauges, RouteGauges, SwitchGauges, TierGauges
+from tiercel.values.tier import Route, Tier
 
 GAUGES = Gauges(
     preemptions_swap=3,

@@ -8,14 +8,14 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.fleet_parts import SECRET, FakeHost, until
-from tiercel.clock import MonotonicClock
-from tiercel.engine_address import EngineSource
 from tiercel.server.host.front_session import FrontSession
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.remote import engines
 from tiercel.server.remote.engines import RemoteEngines
 from tiercel.server.remote.fleet_client import FleetClient
-from tiercel.settings import EngineSettings
+from tiercel.settings.engine_address import EngineSource
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import MonotonicClock
 
 
 class _NoDeaths:

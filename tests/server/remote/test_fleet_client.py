@@ -11,15 +11,15 @@ import structlog.testing
 from tests.e2e.fleet import Partition
 from tests.server.fake_engine import Script
 from tests.server.fleet_parts import FrontParts, fleet_parts, read_end, read_tokens, until
-from tiercel.fleet_wire import frame_body, frame_of
-from tiercel.ids import SeqId
-from tiercel.outcome import FinishReason
 from tiercel.server.engine.crash_book import DeathKind
 from tiercel.server.engine.status import EngineState
 from tiercel.server.remote.link import LinkState
-from tiercel.step_record import EngineTrail
-from tiercel.tenant import Tenants
-from tiercel.wire import Report
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.tenant import Tenants
+from tiercel.wire.fleet_frames import frame_body, frame_of
+from tiercel.wire.frames import Report
+from tiercel.wire.step_record import EngineTrail
 
 SLOW = Script(step_s=0.005, max_model_len=4096)
 PROMPTS = [(5, 6, 7), (8, 9), (10,), (11, 12, 13, 14)]

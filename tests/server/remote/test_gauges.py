@@ -3,14 +3,14 @@
 import random
 
 from tests.server.fleet_parts import Access
-from tiercel.clock import ManualClock
-from tiercel.ids import TenantId
-from tiercel.outcome import DiskState, FairGauges, Gauges, RouteGauges, TenantBlocks, TenantGauges, TierGauges
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.remote.gauges import FleetGauges
 from tiercel.server.remote.link import EngineLink
-from tiercel.tier import Route, Tier
+from tiercel.values.clock import ManualClock
+from tiercel.values.ids import TenantId
+from tiercel.values.outcome import DiskState, FairGauges, Gauges, RouteGauges, TenantBlocks, TenantGauges, TierGauges
+from tiercel.values.tier import Route, Tier
 
 A, B = TenantId("a"), TenantId("b")
 

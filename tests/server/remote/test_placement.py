@@ -5,17 +5,17 @@ import random
 
 from tests.server.fake_engine import Script
 from tests.server.fleet_parts import Access, FakeHost, FrontParts, fleet_parts, read_tokens, until
-from tiercel.block_key import PromptHeads, namespace_key, prompt_heads
-from tiercel.clock import MonotonicClock
-from tiercel.fleet_wire import frame_of, pack_heads
-from tiercel.ids import KeyHead, TenantId
-from tiercel.outcome import FinishReason
-from tiercel.request import pack_tokens
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.remote.link import EngineLink, LinkState
-from tiercel.tenant import Tenants, TenantShare
-from tiercel.wire import EngineNews
+from tiercel.values.block_key import PromptHeads, namespace_key, prompt_heads
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import KeyHead, TenantId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.request import pack_tokens
+from tiercel.values.tenant import Tenants, TenantShare
+from tiercel.wire.fleet_frames import frame_of, pack_heads
+from tiercel.wire.frames import EngineNews
 
 QUICK = Script(max_model_len=4096)
 SLOW = Script(max_model_len=4096, step_s=0.005)

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Mapping
 
 from tests.server.fake_engine import Script
 from tests.server.fleet_parts import Access, FakeHost, FrontParts, until
-from tiercel.clock import MonotonicClock
-from tiercel.ids import TenantId
-from tiercel.limit_use import LimitUse
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.remote.fleet_client import FleetClient
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.ids import TenantId
+from tiercel.values.limit_use import LimitUse
 
 ACME = TenantId("acme")
 

@@ -4,14 +4,14 @@ from itertools import pairwise
 
 import pytest
 
-from tiercel.clock import ManualClock
-from tiercel.errors import AdmissionError
-from tiercel.ids import TenantId
-from tiercel.request import SamplingParams
 from tiercel.server.engine.mailbox import Mailbox
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.tenancy.admission import Admission
 from tiercel.server.tenancy.usage import UsageBook
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import AdmissionError
+from tiercel.values.ids import TenantId
+from tiercel.values.request import SamplingParams
 
 
 class EngineQueue:

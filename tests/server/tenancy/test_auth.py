@@ -11,10 +11,10 @@ from starlette.requests import Request
 
 from tests.server.harness import Running, chat_body, server_settings, with_server
 from tests.server.test_launch import started
-from tiercel.errors import AdmissionError
 from tiercel.server.tenancy.auth import MetricsGuard, is_local
 from tiercel.server.tenancy.directory import TenantDirectory, open_directory
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.errors import AdmissionError
 
 OPEN = ["/health", "/health/live", "/health/ready", "/ready", "/readiness", "/ping", "/version", "/metrics"]
 GUARDED = [

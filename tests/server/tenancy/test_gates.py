@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercel.clock import ManualClock
-from tiercel.errors import AdmissionError
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import Finished, FinishReason
-from tiercel.process_settings import PolicyName
-from tiercel.request import SamplingParams
 from tiercel.server.engine.mailbox import Mailbox
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.tenancy.admission import Admission, AdmissionRequest, Entry, ServiceLevel, Terms
 from tiercel.server.tenancy.tenants import BestEffort, Limits, Tenant, TenantTable, make_table
 from tiercel.server.tenancy.usage import UsageBook
-from tiercel.tenant import Slo, TenantShare
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import AdmissionError
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import Finished, FinishReason
+from tiercel.values.request import SamplingParams
+from tiercel.values.tenant import PolicyName, Slo, TenantShare
 
 
 def _tenant(

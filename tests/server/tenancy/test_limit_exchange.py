@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.seeds import fast_and_slow, fresh_seeds
-from tiercel.clock import ManualClock
-from tiercel.errors import AdmissionError
-from tiercel.ids import TenantId
-from tiercel.limit_use import EXCHANGE_S, LimitUse
 from tiercel.server.tenancy.admission import Admission, AdmissionRequest
 from tiercel.server.tenancy.limit_exchange import LimitExchange
 from tiercel.server.tenancy.tenants import Limits, Tenant, make_table
 from tiercel.server.tenancy.usage import UsageBook
-from tiercel.tenant import TenantShare
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import AdmissionError
+from tiercel.values.ids import TenantId
+from tiercel.values.limit_use import EXCHANGE_S, LimitUse
+from tiercel.values.tenant import TenantShare
 
 NAME = TenantId("acme")
 TICK_S = 0.05

@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.server.overloaded import MACHINE, Overloaded, Sent, Verdict, draw, judge
-from tiercel.ids import TenantId
-from tiercel.process_settings import PolicyName
 from tiercel.server.tenancy.tenants import BestEffort, Tenant
-from tiercel.tenant import Slo, TenantShare
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import PolicyName, Slo, TenantShare
 
 GOAL_S = 1.0
 FACTOR = 3.0

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercel.clock import ManualClock
 from tiercel.server.tenancy.overload import OverloadControl, OverloadLevel
+from tiercel.values.clock import ManualClock
 
 
 def _fed(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.errors import ConfigError
 from tiercel.server.tenancy.operator_document import read_yaml
 from tiercel.server.tenancy.tenant_file import load_tenant_file, read_tenants
 from tiercel.server.tenancy.tenants import BestEffort, Limits, TenantTable, digest_of, make_table, narrowed, scope_of
-from tiercel.tenant import KvQuota, Slo
+from tiercel.values.errors import ConfigError
+from tiercel.values.tenant import KvQuota, Slo
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "tenants.yaml"
 SHA = hashlib.sha256(b"hidden").hexdigest()

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
-from tiercel.ids import TenantId
-from tiercel.request import Request
 from tiercel.server.api.context import ServerContext
+from tiercel.values.ids import TenantId
+from tiercel.values.request import Request
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 FILE = """

@@ -5,11 +5,11 @@ import datetime
 import pytest
 
 from tests.server.harness import TEMPLATE
-from tiercel.errors import AdmissionError, ConfigError
 from tiercel.server.text.chat_template import ChatOptions, ChatTemplate, read_switches
 from tiercel.server.text.template_frames import ChatMessage
 from tiercel.server.text.template_renderer import TemplateRenderer
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.errors import AdmissionError, ConfigError
 
 
 def _template(codec: TextCodec, source: str = TEMPLATE) -> ChatTemplate:

@@ -15,11 +15,11 @@ import pytest
 
 from tests.processes import wait_gone
 from tests.server.harness import MODEL, chat_body, running, server_settings
-from tiercel.errors import AdmissionError, ConfigError
 from tiercel.server.text.chat_template import ChatOptions, ChatTemplate
 from tiercel.server.text.template_frames import ChatMessage, RenderJob
 from tiercel.server.text.template_pool import TemplatePool
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.errors import AdmissionError, ConfigError
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 SOURCE = (

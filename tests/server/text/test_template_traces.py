@@ -7,11 +7,11 @@ import pytest
 from tokenizers import AddedToken
 
 from tests.server.builders import build_byte_level
-from tiercel.errors import AdmissionError
 from tiercel.server.text.chat_template import ChatOptions, ChatTemplate
 from tiercel.server.text.template_frames import ChatMessage, RenderJob
 from tiercel.server.text.template_renderer import TemplateRenderer
 from tiercel.server.text.tokenizer import TextCodec
+from tiercel.values.errors import AdmissionError
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}])
 CALLS = json.dumps([{"id": "a_1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.errors import ConfigError
 from tiercel.server.text.tokenizer import TextCodec, load_text_codec
+from tiercel.values.errors import ConfigError
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:

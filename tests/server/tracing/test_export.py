@@ -24,12 +24,6 @@ from starlette.datastructures import Headers
 from tests.server.collector import collector
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until
-from tiercel.clock import ManualClock
-from tiercel.config import resolve
-from tiercel.errors import ConfigError
-from tiercel.ids import SeqId
-from tiercel.outcome import Absence
-from tiercel.request import SamplingParams
 from tiercel.server.api.context import ServerContext
 from tiercel.server.engine.client import EngineClient, Submission
 from tiercel.server.engine.generation import Generation
@@ -41,6 +35,12 @@ from tiercel.server.tracing.export import TraceExport
 from tiercel.server.tracing.record import RequestRecord
 from tiercel.server.tracing.sink import TraceSink, make_traces
 from tiercel.server.tracing.trace import MAX_SEQUENCES, Stage, Trace, trace_of
+from tiercel.settings.config import resolve
+from tiercel.values.clock import ManualClock
+from tiercel.values.errors import ConfigError
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import Absence
+from tiercel.values.request import SamplingParams
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -15,9 +15,9 @@ import structlog
 
 from tests.server.fake_engine import FakeEngine, Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
-from tiercel.outcome import Absence
 from tiercel.server.text.tokenizer import TextCodec
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.outcome import Absence
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"

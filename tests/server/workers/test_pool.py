@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.errors import AdmissionError
 from tiercel.server.grammar.checker import GrammarChecker
 from tiercel.server.grammar.constraint import regex_constraint
 from tiercel.server.workers.pool import Loss, WorkerPool, WorkerStartError
+from tiercel.values.errors import AdmissionError
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from tiercel.engine.attention.base import PagedReader
 from tiercel.engine.attention.cache_rows import write_rows
 from tiercel.engine.forward.kv_cache import is_quantized
 from tiercel.engine.forward.state import AttentionParams, ForwardState
-from tiercel.errors import ConfigError
-from tiercel.file_fault import is_there, list_folder
+from tiercel.system.file_fault import is_there, list_folder
+from tiercel.values.errors import ConfigError
 
 PACKAGE = "flash_attn_interface"  # of the wheel flash_attn_3; importing it registers the operator
 _EXTENSION = "flash_attn_3._C"  # the extension itself, in wheels that have it as a package

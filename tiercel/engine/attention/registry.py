@@ -12,8 +12,8 @@ from tiercel.engine.attention.grouped import GroupedAttention
 from tiercel.engine.attention.native import NativeAttention
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.native.library import load_library
-from tiercel.errors import ConfigError
-from tiercel.settings import AttentionName
+from tiercel.settings.settings import AttentionName
+from tiercel.values.errors import ConfigError
 
 if TYPE_CHECKING:
     from tiercel.engine.attention.triton import TritonAttention

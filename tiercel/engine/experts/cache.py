@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tiercel.clock import Clock
 from tiercel.engine.experts.slots import ExpertSlots
-from tiercel.errors import DeviceLostError
-from tiercel.outcome import ExpertGauges
+from tiercel.values.clock import Clock
+from tiercel.values.errors import DeviceLostError
+from tiercel.values.outcome import ExpertGauges
 
 _HALF_LIFE = 512  # forwards after which a use counts half as much
 _MOST_WEIGHT = 1e100  # of a use, before all scores are made smaller

@@ -18,8 +18,8 @@ from tiercel.device.volume_file import FileCalls
 from tiercel.device.volume_format import ALIGN, digest_of, round_up
 from tiercel.engine.experts.slots import ExpertSlots
 from tiercel.engine.native.huge_pages import WeightMemory
-from tiercel.errors import ConfigError, DeviceLostError
-from tiercel.units import show_bytes
+from tiercel.values.errors import ConfigError, DeviceLostError
+from tiercel.values.units import show_bytes
 
 log = logging.getLogger(__name__)
 

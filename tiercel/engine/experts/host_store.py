@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tiercel.engine.experts.slots import ExpertSlots
-from tiercel.errors import ConfigError, DeviceLostError
+from tiercel.values.errors import ConfigError, DeviceLostError
 
 _LINE = 256  # bytes; slots start at a multiple, as allocations of CUDA do
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tiercel.tier import SCALES_BYTES
+from tiercel.values.tier import SCALES_BYTES
 
 LIMIT_BY_DTYPE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The largest magnitude of a stored number, by the types of 8 bits."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.errors import TritonError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tiercel.errors import DeviceError
+from tiercel.values.errors import DeviceError
 
 _ALIGNED = 8  # elements of 16 bits: rows of an operand of the TMA begin on 16 bytes
 _DEPTH = 64  # inputs of a step: 128 bytes, the widest row without bank conflicts

@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from tiercel.facts import Facts, identity_of_facts
-from tiercel.frame_body import plain_value
+from tiercel.values.facts import Facts, identity_of_facts
+from tiercel.wire.encoding import plain_value
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tiercel.clock import Clock
 from tiercel.device.base import Device, Lane
 from tiercel.device.graph import GraphRecorder
 from tiercel.engine.attention.fa3 import Fa3Attention
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.base import Model
-from tiercel.errors import DeviceError
+from tiercel.values.clock import Clock
+from tiercel.values.errors import DeviceError
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from tiercel.engine.measure.cache_file import CacheFile
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.dense_routes import DEFAULT, ROUTED_ROWS, DenseProduct, DenseRoutes, open_products
 from tiercel.engine.models.precision import dtype_name
-from tiercel.errors import DeviceError
-from tiercel.facts import Facts
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import DeviceError
+from tiercel.values.facts import Facts
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.graphs import StaticInputs, graph_sizes, wants_graphs
 from tiercel.engine.step.mixed_graphs import MixedInputs, mixed_sizes
 from tiercel.engine.step.tables import DeviceTables
-from tiercel.errors import ConfigError
 from tiercel.kvcache.store.arena import open_arena
-from tiercel.request import SamplingParams, pack_tokens
-from tiercel.settings import EngineSettings
-from tiercel.tier import KVSpec
-from tiercel.units import MIB, show_bytes
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import ConfigError
+from tiercel.values.request import SamplingParams, pack_tokens
+from tiercel.values.tier import KVSpec
+from tiercel.values.units import MIB, show_bytes
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.base import Model
 from tiercel.engine.native.library import load_library
 from tiercel.engine.step.graphs import wants_graphs
-from tiercel.facts import Facts
-from tiercel.openmp import thread_facts
-from tiercel.settings import EngineSettings
-from tiercel.tier import KVSpec
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.openmp import thread_facts
+from tiercel.values.facts import Facts
+from tiercel.values.tier import KVSpec
 
 
 def machine_facts(settings: EngineSettings, model: Model, spec: KVSpec, device: Device) -> Facts:

@@ -15,7 +15,6 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from tiercel.clock import Clock, MonotonicClock
 from tiercel.device.base import Device, Lane
 from tiercel.device.fork import Fork
 from tiercel.device.registry import open_device
@@ -36,10 +35,11 @@ from tiercel.engine.step.last_tokens import LastTokens
 from tiercel.engine.step.mixed_graphs import MAX_MIXED_TOKENS, trial_batch
 from tiercel.engine.step.staging import open_staging
 from tiercel.engine.step.tables import DeviceTables
-from tiercel.errors import ConfigError, DeviceError
-from tiercel.facts import Facts
-from tiercel.settings import EngineSettings
-from tiercel.tier import KVSpec
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import Clock, MonotonicClock
+from tiercel.values.errors import ConfigError, DeviceError
+from tiercel.values.facts import Facts
+from tiercel.values.tier import KVSpec
 
 LEAST_GAIN = 1.15
 """The least time of a serial step over that of an overlapped one with which steps of its shape overlap."""

@@ -17,7 +17,7 @@ from tiercel.engine.models.layers import Linear
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.native.build import source_digest
 from tiercel.engine.native.library import NativeLibrary
-from tiercel.facts import Facts
+from tiercel.values.facts import Facts
 
 log = logging.getLogger(__name__)
 

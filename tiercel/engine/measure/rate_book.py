@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from tiercel.kvcache.store.disk import DiskCounts
-from tiercel.outcome import RouteGauges
-from tiercel.rates import Rates
 from tiercel.scheduler.cost import StepCosts
-from tiercel.tier import Route
+from tiercel.values.outcome import RouteGauges
+from tiercel.values.rates import Rates
+from tiercel.values.tier import Route
 
 _FULL_BYTES = 64 << 20  # a measurement of this size has the full weight, a smaller one proportionally less
 _FULL_WEIGHT = 0.5

@@ -8,17 +8,17 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from tiercel.clock import Clock
 from tiercel.device.base import Lane
 from tiercel.device.volume import Volume
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.memory.tiers import Tiers
 from tiercel.engine.models.base import Model
-from tiercel.errors import DeviceError
 from tiercel.kvcache.store.copy_run import extents_of
 from tiercel.kvcache.store.mover import CopyLanes
-from tiercel.rates import Rates
-from tiercel.tier import KVSpec, Route
+from tiercel.values.clock import Clock
+from tiercel.values.errors import DeviceError
+from tiercel.values.rates import Rates
+from tiercel.values.tier import KVSpec, Route
 
 log = logging.getLogger(__name__)
 

@@ -24,16 +24,16 @@ from tiercel.engine.native.library import load_library
 from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import Runner
-from tiercel.errors import ConfigError
-from tiercel.facts import Facts
-from tiercel.ids import SeqId, SlotId
-from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
-from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.nanobatch import MeasuredSplit, Split, SplitRow, SplitTable, candidate_splits, cut, shape_of
 from tiercel.scheduler.sequence import SequenceProgress
-from tiercel.settings import EngineSettings
-from tiercel.tier import KVSpec
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import ConfigError
+from tiercel.values.facts import Facts
+from tiercel.values.ids import SeqId, SlotId
+from tiercel.values.plan import NanoBatch, Slice, StepPlan, TableUpdate
+from tiercel.values.request import Request, SamplingParams, pack_tokens
+from tiercel.values.tier import KVSpec
 
 Point = tuple[int, int, int]  # prefill tokens, decodes, context tokens of all sequences: the axes of the split table
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiercel.facts import Facts
 from tiercel.scheduler.cost import StepTimes
+from tiercel.values.facts import Facts
 
 _FIRST_PREFILL = 16  # tokens
 _FIRST_CONTEXT = 1024  # tokens

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiercel.clock import Clock
 from tiercel.device.base import Device, Lane
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.measure.cache_file import CacheFile
@@ -22,11 +21,12 @@ from tiercel.engine.step.graphs import DecodeGraphs
 from tiercel.engine.step.mixed_graphs import MixedGraphs, trial_batch
 from tiercel.engine.step.staging import Staging, open_staging
 from tiercel.engine.step.tables import DeviceTables
-from tiercel.errors import DeviceError
-from tiercel.facts import Facts
 from tiercel.scheduler.cost import StepTimes, linear_times
-from tiercel.settings import EngineSettings
-from tiercel.tier import Capacity, KVSpec
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import Clock
+from tiercel.values.errors import DeviceError
+from tiercel.values.facts import Facts
+from tiercel.values.tier import Capacity, KVSpec
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tiercel.clock import Clock
 from tiercel.engine.step.flight import Flight, StepRunner
-from tiercel.ids import SeqId
-from tiercel.outcome import StepOutcome
-from tiercel.plan import StepPlan
+from tiercel.values.clock import Clock
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import StepOutcome
+from tiercel.values.plan import StepPlan
 
 
 def _seconds() -> "array[float]":

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from tiercel.engine.measure.cache_file import CacheFile
 from tiercel.engine.measure.step_grid import StepGrid, StepShape
-from tiercel.facts import Facts
+from tiercel.values.facts import Facts
 
 log = logging.getLogger(__name__)
 

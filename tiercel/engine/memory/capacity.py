@@ -5,12 +5,12 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from tiercel.device.volume_layout import fit_layout
-from tiercel.errors import ConfigError
 from tiercel.kvcache.store.memory_file import KeptMemory, blocks_within
-from tiercel.process_limits import show_file_limit
-from tiercel.settings import DEFAULT_SEQUENCES, MOST_DEFAULT_SEQUENCES, EngineSettings
-from tiercel.tier import Capacity, KVSpec
-from tiercel.units import GIB, show_bytes
+from tiercel.settings.settings import DEFAULT_SEQUENCES, MOST_DEFAULT_SEQUENCES, EngineSettings
+from tiercel.system.process_limits import show_file_limit
+from tiercel.values.errors import ConfigError
+from tiercel.values.tier import Capacity, KVSpec
+from tiercel.values.units import GIB, show_bytes
 
 DEFAULT_STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 LARGE_STEP_TOKENS = 8192  # of a GPU from `_LARGE_BYTES` on, as in vLLM

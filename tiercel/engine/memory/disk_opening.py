@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tiercel.device.time_limit import within
 from tiercel.device.volume import Volume, open_volume
-from tiercel.errors import ConfigError, system_error
-from tiercel.kv_folder import holds_lock, lock_folder
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.kv_folder import holds_lock, lock_folder
+from tiercel.values.errors import ConfigError, system_error
 
 log = logging.getLogger(__name__)
 

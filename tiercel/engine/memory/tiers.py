@@ -6,20 +6,20 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from tiercel.clock import Clock
 from tiercel.device.base import Device, Pinned
 from tiercel.device.volume import Volume
 from tiercel.engine.memory.capacity import is_unified
 from tiercel.engine.memory.disk_opening import OPEN_S, open_disk
 from tiercel.engine.memory.volume_scan import VolumeScan
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena, open_arena
 from tiercel.kvcache.store.disk import DiskLanes
 from tiercel.kvcache.store.memory_file import identity_of
 from tiercel.kvcache.store.mover import CopyLanes, StoreMover
-from tiercel.outcome import DiskState
-from tiercel.settings import EngineSettings
-from tiercel.tier import Capacity, KVSpec
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import Clock
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.outcome import DiskState
+from tiercel.values.tier import Capacity, KVSpec
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from tiercel.device.processors import lower_priority
-from tiercel.ids import BlockKey, SlotId
+from tiercel.values.ids import BlockKey, SlotId
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.precision import Precision, dtype_name
-from tiercel.tier import KVSpec
+from tiercel.values.tier import KVSpec
 
 
 class Model(Protocol):

@@ -11,7 +11,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from tiercel.engine.attention.base import Attention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
-from tiercel.errors import ConfigError, InvariantError
+from tiercel.values.errors import ConfigError, InvariantError
 
 INTERFACE_NAME = "tiercel"
 """The value of a model's `_attn_implementation`. No mask function has this name, so masks are None."""

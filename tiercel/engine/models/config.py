@@ -8,7 +8,6 @@ from typing import Literal, TypeVar
 
 import torch
 
-from tiercel.checkpoint import read_json_object
 from tiercel.engine.models.mixture_config import (
     MIXTRAL_MIXTURE,
     OLMOE_MIXTURE,
@@ -17,9 +16,10 @@ from tiercel.engine.models.mixture_config import (
     MixtureFamily,
     parse_mixture,
 )
-from tiercel.errors import ConfigError
-from tiercel.facts import Facts
-from tiercel.settings import Dtype
+from tiercel.modelfile.checkpoint import read_json_object
+from tiercel.settings.settings import Dtype
+from tiercel.values.errors import ConfigError
+from tiercel.values.facts import Facts
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 T = TypeVar("T", int, float, bool, str)

@@ -32,7 +32,7 @@ from tiercel.engine.models.quantization import (
     text_of_groups,
 )
 from tiercel.engine.models.quantized_weight import ActivationKind, QuantizedWeight
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 Storage = Literal["pack-quantized", "int-quantized", "float-quantized"]
 Strategy = Literal["tensor", "channel", "group", "block"]

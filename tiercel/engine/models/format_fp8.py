@@ -23,7 +23,7 @@ from tiercel.engine.models.quantization import (
     read_patterns,
 )
 from tiercel.engine.models.quantized_weight import QuantizedWeight
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 _SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 

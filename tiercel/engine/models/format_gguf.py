@@ -23,8 +23,8 @@ from tiercel.engine.models.quantization import (
     check_finite,
 )
 from tiercel.engine.models.quantized_weight import QuantizedWeight
-from tiercel.errors import ConfigError
 from tiercel.modelfile.header import BLOCK_TYPES, BlockType
+from tiercel.values.errors import ConfigError
 
 _READ_NUMBERS = 1 << 20  # at once; several tensors of one byte each are made of them
 _EMBEDDING = "model.embed_tokens"

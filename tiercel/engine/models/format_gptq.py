@@ -30,7 +30,7 @@ from tiercel.engine.models.quantization import (
     text_of_groups,
 )
 from tiercel.engine.models.quantized_weight import QuantizedWeight
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where in a word the outputs 0 to 7 are

@@ -7,7 +7,7 @@ from functools import partial
 from tiercel.engine.models.config import DecoderConfig
 from tiercel.engine.models.mixture_config import MixtureConfig
 from tiercel.engine.models.weights import Rename, TensorFiles, TensorPiece
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 _FUSED = re.compile(r"(model\.layers\.\d+\.)mlp\.experts\.(gate_up_proj|down_proj)")
 _ROUTER = re.compile(r"(model\.layers\.\d+\.)mlp\.gate\.weight")

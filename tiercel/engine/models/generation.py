@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import cast
 
-from tiercel.checkpoint import read_json_object
-from tiercel.errors import ConfigError
-from tiercel.file_fault import is_there
+from tiercel.modelfile.checkpoint import read_json_object
+from tiercel.system.file_fault import is_there
+from tiercel.values.errors import ConfigError
 
 
 def read_end_tokens(folder: Path) -> tuple[int, ...]:

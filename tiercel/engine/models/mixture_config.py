@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from tiercel.errors import ConfigError
-from tiercel.facts import Facts
+from tiercel.values.errors import ConfigError
+from tiercel.values.facts import Facts
 
 _MAX_EXPERTS = 4096
 _COUNT_NAMES = ("num_experts", "num_local_experts")  # transformers reads either for every family

@@ -9,8 +9,8 @@ from tiercel.engine.models.config import ConfigFields, choose_dtype
 from tiercel.engine.models.quantization import Scheme
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import CpuClass
-from tiercel.facts import Facts
-from tiercel.settings import CacheDtype, Dtype
+from tiercel.settings.settings import CacheDtype, Dtype
+from tiercel.values.facts import Facts
 
 _CACHE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 

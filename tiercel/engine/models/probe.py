@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.bridge import INTERFACE_NAME, Bridge, LayerCall
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 RECORDED_TOKENS = 4
 _BLOCK_SIZE = 4  # tokens

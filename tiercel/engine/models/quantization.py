@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tiercel.engine.models.config import ConfigFields
 from tiercel.engine.models.quantized_weight import QuantizedWeight
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 UNSUPPORTED = "model.unsupported"
 """Error code of a scheme that neither implementation can run."""

@@ -15,7 +15,7 @@ from tiercel.engine.models.format_gguf import read_gguf
 from tiercel.engine.models.format_gptq import read_awq, read_gptq
 from tiercel.engine.models.quantization import UNSUPPORTED, NamePattern, Rule, Scheme, StoredTensor, count_bytes
 from tiercel.engine.models.quantized_weight import QuantizedWeight
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 _READERS: Mapping[str, Callable[[ConfigFields], tuple[Rule, ...]]] = {
     "compressed-tensors": read_compressed,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, assert_never
 
 import torch
 
-from tiercel.clock import MonotonicClock
 from tiercel.device.volume_file import FileCalls
 from tiercel.engine.attention.base import Attention, PagedReader
 from tiercel.engine.experts.file import DISK_ERRORS, ExpertFile
@@ -51,8 +50,9 @@ from tiercel.engine.models.weights import (
     open_checkpoint,
 )
 from tiercel.engine.native.library import NativeLibrary
-from tiercel.errors import ConfigError, system_error
-from tiercel.settings import EngineSettings, ModelImpl
+from tiercel.settings.settings import EngineSettings, ModelImpl
+from tiercel.values.clock import MonotonicClock
+from tiercel.values.errors import ConfigError, system_error
 
 if TYPE_CHECKING:
     from tiercel.engine.models.transformers_backend import TransformersModel

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tiercel.clock import Clock
 from tiercel.engine.experts.cache import ExpertCache
 from tiercel.engine.experts.slots import ExpertSlots, ExpertStore
 from tiercel.engine.models.layers import Linear
 from tiercel.engine.models.ops import ExpertParts
 from tiercel.engine.models.quantized_parts import WeightKernels
-from tiercel.errors import ConfigError, InvariantError
-from tiercel.outcome import ExpertGauges
-from tiercel.units import show_bytes
+from tiercel.values.clock import Clock
+from tiercel.values.errors import ConfigError, InvariantError
+from tiercel.values.outcome import ExpertGauges
+from tiercel.values.units import show_bytes
 
 LibraryOf = Callable[[Linear], WeightKernels | None]
 """Returns the kernels for a layer; None if oneDNN computes it."""

@@ -20,7 +20,7 @@ from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.probe import check_paged_logits, own_logits, probe_prompts
 from tiercel.engine.models.transformers_outline import Outline, distinct_tensors, quiet, translated
 from tiercel.engine.models.weights import ContentDigest, Progress, open_checkpoint, stream_tensors
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from tiercel.engine.models.bridge import INTERFACE_NAME, Bridge, LayerCall
 from tiercel.engine.models.config import ConfigFields, read_architecture
 from tiercel.engine.models.probe import RECORDED_TOKENS, record_calls
 from tiercel.engine.models.shape_run import ShapeRun
-from tiercel.errors import ConfigError, TiercelError
+from tiercel.values.errors import ConfigError, TiercelError
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 

@@ -16,11 +16,11 @@ from tiercel.engine.models.model_file import open_model_file
 from tiercel.engine.models.quantization import WrongTensorError, roles_of
 from tiercel.engine.models.quantized_parts import QuantizedTarget
 from tiercel.engine.native.linear import return_freed_memory
-from tiercel.errors import ConfigError
-from tiercel.facts import Facts, canonical
-from tiercel.file_fault import check_file, is_there, list_folder
 from tiercel.modelfile.errors import ModelFileError
 from tiercel.modelfile.folder import LINKED_NAME, SUFFIX, check_unfolded
+from tiercel.system.file_fault import check_file, is_there, list_folder
+from tiercel.values.errors import ConfigError
+from tiercel.values.facts import Facts, canonical
 
 Progress = Callable[[int, int], None]
 """Called after every tensor with the bytes loaded so far and in total."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tiercel.engine.native.build import FOLDER, LIBRARY_NAME, SOURCES, source_digest
 from tiercel.engine.native.self_tests import attention, linear, ops, quantized, sampling
 from tiercel.engine.native.table import ABI, CpuClass, KernelTable
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

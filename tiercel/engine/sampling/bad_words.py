@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiercel.engine.sampling.upload import CopyLink, HostLink
-from tiercel.request import MAX_BAD_WORD_TOKENS
+from tiercel.values.request import MAX_BAD_WORD_TOKENS
 
 _DEPTH = MAX_BAD_WORD_TOKENS - 1  # tokens before the last one of a sequence
 _NOTHING = -1  # in the place of a token that the row has not said yet

@@ -8,10 +8,10 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from tiercel.errors import ConfigError
-from tiercel.file_fault import file_fault
-from tiercel.grammar import GRAMMAR_LIMITS, GrammarLimits
-from tiercel.grammar_words import in_own_words
+from tiercel.system.file_fault import file_fault
+from tiercel.values.errors import ConfigError
+from tiercel.values.grammar import GRAMMAR_LIMITS, GrammarLimits
+from tiercel.values.grammar_words import in_own_words
 
 _SILENT = 0  # llguidance would print warnings
 _FREE_S = 0.1  # that every row may take

@@ -5,8 +5,8 @@ import torch
 from llguidance import LLExecutor
 from numpy.typing import NDArray
 
-from tiercel.clock import Clock
 from tiercel.engine.sampling.grammar import Grammar, GrammarRow
+from tiercel.values.clock import Clock
 
 Failures = tuple[tuple[int, str], ...]
 """Rows of a call whose grammar has failed: index into the call's rows, and why."""

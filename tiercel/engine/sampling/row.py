@@ -6,7 +6,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tiercel.request import SamplingParams
+from tiercel.values.request import SamplingParams
 
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy, as in vLLM, because dividing by them would overflow
 NO_IDS: NDArray[np.int64] = np.empty(0, np.int64)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tiercel.engine.sampling.upload import CopyLink, HostLink
-from tiercel.ids import SeqId
-from tiercel.outcome import TokenLogprobs
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

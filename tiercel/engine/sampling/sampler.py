@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiercel.clock import Clock, MonotonicClock
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.sampling.bad_words import BadWords
 from tiercel.engine.sampling.filter import MassSearch, least_no_sync, limits_no_sync
@@ -24,7 +23,8 @@ from tiercel.engine.sampling.row import NO_FILTER, NO_IDS, Column, DrawColumn, F
 from tiercel.engine.sampling.sampled import Logprobs, Sampled
 from tiercel.engine.sampling.subset import Subset
 from tiercel.engine.sampling.upload import CopyLink, HostLink
-from tiercel.request import SamplingParams
+from tiercel.values.clock import Clock, MonotonicClock
+from tiercel.values.request import SamplingParams
 
 log = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from tiercel.errors import DeviceError
-from tiercel.ids import SeqId
-from tiercel.outcome import StepOutcome
-from tiercel.plan import StepPlan
+from tiercel.values.errors import DeviceError
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import StepOutcome
+from tiercel.values.plan import StepPlan
 
 
 class Flight(Protocol):

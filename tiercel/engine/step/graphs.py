@@ -31,8 +31,8 @@ from tiercel.engine.step.halves import Overlap
 from tiercel.engine.step.inputs import BatchInputs
 from tiercel.engine.step.staging import Staging, packed_bytes, unpack
 from tiercel.engine.step.tables import DeviceTables
-from tiercel.errors import DeviceError
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.errors import DeviceError
 
 log = logging.getLogger(__name__)
 

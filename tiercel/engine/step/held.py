@@ -12,7 +12,7 @@ from tiercel.device.base import Lane, Pending
 from tiercel.engine.sampling import Failures, GrammarRow, Sampled, Sampler, advance
 from tiercel.engine.step.inputs import BatchInputs
 from tiercel.engine.step.last_tokens import LastTokens
-from tiercel.ids import SeqId
+from tiercel.values.ids import SeqId
 
 
 @dataclass(frozen=True, slots=True)

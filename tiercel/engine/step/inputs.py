@@ -14,9 +14,9 @@ from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.step.prompt_reads import PromptRead, prompt_read
 from tiercel.engine.step.staging import Staging
 from tiercel.engine.step.tables import DeviceTables
-from tiercel.ids import SeqId
-from tiercel.plan import NanoBatch, Slice
 from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import NanoBatch, Slice
 
 
 class SequenceReader(Protocol):

@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from tiercel.errors import OutOfDeviceMemoryError
-from tiercel.plan import NanoBatch
 from tiercel.scheduler.planner import Planner
+from tiercel.values.errors import OutOfDeviceMemoryError
+from tiercel.values.plan import NanoBatch
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from tiercel.engine.sampling import DrawColumn
 from tiercel.engine.step.inputs import BatchInputs
 from tiercel.engine.step.staging import Staging, packed_bytes, unpack
 from tiercel.engine.step.tables import DeviceTables
-from tiercel.errors import DeviceError
-from tiercel.ids import SeqId
+from tiercel.values.errors import DeviceError
+from tiercel.values.ids import SeqId
 
 log = logging.getLogger(__name__)
 

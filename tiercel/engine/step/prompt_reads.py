@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiercel.engine.sampling.upload import HostLink
-from tiercel.ids import SeqId
-from tiercel.outcome import PromptReading
-from tiercel.plan import Slice
 from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import PromptReading
+from tiercel.values.plan import Slice
 
 _CHUNK_ELEMENTS_CPU = 1 << 20  # 4 MiB of float32 logits at a time
 _LEAST_LOGPROB = -9999.0  # of an id in the prompt that has no token: JSON has no -inf, and vLLM writes this number

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiercel.engine.step.tables import Patches
-from tiercel.errors import InvariantError
-from tiercel.ids import SeqId
-from tiercel.plan import TableUpdate
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SeqId
+from tiercel.values.plan import TableUpdate
 
 _NO_PLACES = np.empty(0, np.int64)
 

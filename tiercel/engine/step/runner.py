@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tiercel.clock import Clock, MonotonicClock
 from tiercel.device.base import Lane, Pending
 from tiercel.device.shortage import is_shortage
 from tiercel.device.timer import Timer
@@ -28,12 +27,13 @@ from tiercel.engine.step.prompt_reads import ReadStates, read_states_no_sync
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.staging import Staging, open_staging
 from tiercel.engine.step.tables import NO_PATCHES, DeviceTables, Patches
-from tiercel.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
-from tiercel.grammar import GRAMMAR_FAILED, NOTHING_LEFT
-from tiercel.ids import SeqId
-from tiercel.outcome import StepOutcome, TokenLogprobs
-from tiercel.plan import StepPlan
-from tiercel.request import Request, SamplingParams
+from tiercel.values.clock import Clock, MonotonicClock
+from tiercel.values.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
+from tiercel.values.grammar import GRAMMAR_FAILED, NOTHING_LEFT
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import StepOutcome, TokenLogprobs
+from tiercel.values.plan import StepPlan
+from tiercel.values.request import Request, SamplingParams
 
 _NO_TOKEN = 0  # of a slice that was not computed because its sequence had ended; the book discards it
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from tiercel.device.host_pages import ask_for_huge_pages
-from tiercel.errors import ConfigError, InvariantError
-from tiercel.ids import SlotId
 from tiercel.kvcache.store.journal import RECORD_BYTES, SlotJournal
 from tiercel.kvcache.store.memory_file import layout_of, map_memory
-from tiercel.process_limits import blame
-from tiercel.tier import KVSpec
-from tiercel.units import show_bytes
+from tiercel.system.process_limits import blame
+from tiercel.values.errors import ConfigError, InvariantError
+from tiercel.values.ids import SlotId
+from tiercel.values.tier import KVSpec
+from tiercel.values.units import show_bytes
 
 _DTYPE_BY_NAME = {
     "float32": torch.float32,

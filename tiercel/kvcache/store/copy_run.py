@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from tiercel.device.extents import Extents
-from tiercel.errors import InvariantError
-from tiercel.ids import SlotId
 from tiercel.kvcache.store.arena import Arena
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import SlotId
 
 CopyRun = tuple[int, int, int]
 """Source slot, target slot, blocks. The slots are neighbours on both sides, so that one copy moves them all."""

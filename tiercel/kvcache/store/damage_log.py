@@ -3,8 +3,8 @@
 import logging
 from dataclasses import dataclass
 
-from tiercel.clock import Clock
-from tiercel.tier import Route, Transfer
+from tiercel.values.clock import Clock
+from tiercel.values.tier import Route, Transfer
 
 _FIRST_S = 1.0  # from the first damaged block to its line: damage seldom comes alone
 _NEXT_S = 60.0  # between two lines

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tiercel.clock import Clock
 from tiercel.device.processors import lower_priority
-from tiercel.errors import InvariantError
 from tiercel.kvcache.store.disk_call import DiskCall, DiskCallKind, DiskCallState, DiskCallTotals
+from tiercel.values.clock import Clock
+from tiercel.values.errors import InvariantError
 
 _STUCK_DEADLINES = 4  # after this many deadlines a call is stuck
 _MAX_STUCK = 3

@@ -4,8 +4,8 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from tiercel.errors import InvariantError
-from tiercel.ids import BlockKey, SlotId
+from tiercel.values.errors import InvariantError
+from tiercel.values.ids import BlockKey, SlotId
 
 RECORD_BYTES = 64
 _FLAGS = struct.Struct("<I")

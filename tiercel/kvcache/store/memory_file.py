@@ -11,9 +11,9 @@ import zlib
 from dataclasses import dataclass
 
 from tiercel.device.host_pages import HUGE_PAGE_BYTES, map_file
-from tiercel.facts import identity_of_facts
 from tiercel.kvcache.store.journal import RECORD_BYTES
-from tiercel.tier import KVSpec
+from tiercel.values.facts import identity_of_facts
+from tiercel.values.tier import KVSpec
 
 _MAGIC = b"TIERCEL\0"
 VERSION = 2

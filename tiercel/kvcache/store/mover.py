@@ -10,17 +10,17 @@ from typing import Protocol
 
 import xxhash
 
-from tiercel.clock import Clock
 from tiercel.device.base import CopyLane, Pending
-from tiercel.errors import DeviceLostError, InvariantError
-from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena
 from tiercel.kvcache.store.copy_run import CopyRun, check_slots, cut_runs, extents_of, merge_runs
 from tiercel.kvcache.store.damage_log import DamageLog
 from tiercel.kvcache.store.disk import DiskResult, DiskVerdict
 from tiercel.kvcache.store.priority_worker import PriorityWorker
-from tiercel.outcome import RouteGauges
-from tiercel.tier import Landing, Purpose, Route, Transfer, Verdict
+from tiercel.values.clock import Clock
+from tiercel.values.errors import DeviceLostError, InvariantError
+from tiercel.values.ids import BlockKey, SlotId
+from tiercel.values.outcome import RouteGauges
+from tiercel.values.tier import Landing, Purpose, Route, Transfer, Verdict
 
 _PRIORITY = {Purpose.RESTORE: 0, Purpose.SPILL: 1, Purpose.PREFETCH: 2, Purpose.BACKGROUND: 3}
 _LOWEST_PRIORITY = 4  # of the signatures of landed copies

@@ -7,9 +7,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from tiercel.frame_body import encode_body
 from tiercel.loadtest.load.conversation import Conversation
 from tiercel.loadtest.results.record import ClientRecord
+from tiercel.wire.encoding import encode_body
 
 _LENGTH = struct.Struct("<Q")
 

@@ -10,8 +10,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.clock import Clock
-from tiercel.errors import TiercelError
 from tiercel.loadtest.client.assignment import (
     Assignment,
     FromWorker,
@@ -27,6 +25,8 @@ from tiercel.loadtest.client.assignment import (
 )
 from tiercel.loadtest.client.shared_counter import counter_file
 from tiercel.loadtest.results.record import ClientRecord
+from tiercel.values.clock import Clock
+from tiercel.values.errors import TiercelError
 
 _HEAD_START_S = 0.1  # between the start message and the start of the run; every process has read the message by then
 

@@ -11,8 +11,8 @@ from collections import defaultdict
 
 import httpx
 
-from tiercel.clock import Clock
 from tiercel.loadtest.client.connection import Connection, ProtocolFault, StaleConnectionError
+from tiercel.values.clock import Clock
 
 BODY = "tiercel_body"
 """Extension of a response: its `ArrivingBody`; httpx wraps the stream itself."""

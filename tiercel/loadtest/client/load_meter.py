@@ -4,7 +4,7 @@ import asyncio
 import resource
 from collections.abc import Callable
 
-from tiercel.clock import Clock
+from tiercel.values.clock import Clock
 
 _EVERY_S = 0.02
 _WINDOW_S = 1.0

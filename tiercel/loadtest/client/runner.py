@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Coroutine
 
-from tiercel.clock import Clock
 from tiercel.loadtest.client.assignment import Assignment, Job, Progress, Source
 from tiercel.loadtest.client.sender import RequestSender, RequestSpec
 from tiercel.loadtest.client.shared_counter import SharedCounters
 from tiercel.loadtest.results.record import ClientRecord
+from tiercel.values.clock import Clock
 
 _LATE_S = 0.05  # a request sent later than this after it was due counts as late
 

@@ -8,13 +8,13 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from tiercel.clock import Clock
 from tiercel.loadtest.client.answer import Answer
 from tiercel.loadtest.client.assignment import Assignment, Source
 from tiercel.loadtest.client.connection import ArrivingBody
 from tiercel.loadtest.client.http1 import BODY, SENT_S, Http1Transport
 from tiercel.loadtest.load.conversation import Turn
 from tiercel.loadtest.results.record import ClientRecord
+from tiercel.values.clock import Clock
 
 _CONNECT_S = 30.0
 

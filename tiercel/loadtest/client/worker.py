@@ -11,7 +11,6 @@ import sys
 
 import msgspec
 
-from tiercel.clock import Clock, MonotonicClock
 from tiercel.loadtest.client.assignment import (
     Assignment,
     FromWorker,
@@ -28,6 +27,7 @@ from tiercel.loadtest.client.load_meter import LoadMeter
 from tiercel.loadtest.client.runner import LoadRunner
 from tiercel.loadtest.client.sender import RequestSender
 from tiercel.loadtest.client.shared_counter import SharedCounters
+from tiercel.values.clock import Clock, MonotonicClock
 
 _PROGRESS_S = 0.25
 _RECORDS_PER_FRAME = 500

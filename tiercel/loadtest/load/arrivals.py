@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.mix import ArrivalSettings
+from tiercel.values.errors import ConfigError
 
 
 def due_times(

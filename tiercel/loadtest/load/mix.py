@@ -8,8 +8,8 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.results.record import Goals
+from tiercel.values.errors import ConfigError
 
 Process = Literal[
     "at_once", "constant", "poisson", "gamma", "on_off", "markov", "ramp_linear", "ramp_exponential", "trace"

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from tiercel.errors import ConfigError, TiercelError
-from tiercel.file_fault import is_there
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery
 from tiercel.loadtest.load.datasets.registry import conversations
 from tiercel.loadtest.load.mix import DatasetSettings
 from tiercel.loadtest.load.tokens import FolderCounter, TextMaker
 from tiercel.loadtest.results.record import ONLY
+from tiercel.system.file_fault import is_there
+from tiercel.values.errors import ConfigError, TiercelError
 
 _MOST_ID = 2**32 - 1
 _encoder = msgspec.json.Encoder()

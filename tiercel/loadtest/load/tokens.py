@@ -8,9 +8,9 @@ from typing import Protocol
 import httpx
 from tokenizers import Tokenizer
 
-from tiercel.errors import ConfigError
-from tiercel.file_fault import check_file, is_there
 from tiercel.loadtest.load.word_list import WORDS
+from tiercel.system.file_fault import check_file, is_there
+from tiercel.values.errors import ConfigError
 
 _MIN_WORDS = 40  # minimum number of one-token words; with fewer, texts would repeat themselves
 

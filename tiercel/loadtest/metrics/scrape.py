@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import httpx
 
-from tiercel.clock import Clock
 from tiercel.loadtest.metrics.exposition import Exposition, parse_exposition, parse_series
 from tiercel.loadtest.results.record import Counter, Sample
+from tiercel.values.clock import Clock
 
 _EVERY_S = 1.0
 _TIMEOUT_S = 5.0

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.report.drawing import Chart
+from tiercel.values.errors import ConfigError
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),

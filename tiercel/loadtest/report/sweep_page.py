@@ -6,8 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from tiercel.errors import ConfigError
-from tiercel.frame_body import plain_value
 from tiercel.loadtest.report.chart import latency_chart, rate_chart
 from tiercel.loadtest.report.drawing import Chart, drawing_style, finish
 from tiercel.loadtest.report.page import Table, write_page
@@ -15,6 +13,8 @@ from tiercel.loadtest.report.run_page import goal_words
 from tiercel.loadtest.report.wording import LATENCY_NAMES, NONE, show_ms, show_number, show_percent
 from tiercel.loadtest.results.record import RunResult
 from tiercel.loadtest.results.sweep import Point, Sweep
+from tiercel.values.errors import ConfigError
+from tiercel.wire.encoding import plain_value
 
 PAGE, FILE, RESULTS = "sweep.html", "sweep.json", "results.jsonl"
 COLUMNS = ("Offered /s", "Good", "Good /s", "Output tok/s", "TTFT median", "TTFT p99", "TPOT p99", "E2E p99")

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from tiercel.frame_body import plain_value
 from tiercel.loadtest.results.bootstrap import (
     ConfidenceInterval,
     Floats,
@@ -20,6 +19,7 @@ from tiercel.loadtest.results.bootstrap import (
 )
 from tiercel.loadtest.results.latency import gaps_s, is_good, latencies
 from tiercel.loadtest.results.record import ClientRecord, RunResult, Timeline
+from tiercel.wire.encoding import plain_value
 
 ROUNDS = 2000
 _METRICS = ("ttft", "ttft_due", "tpot", "e2el")

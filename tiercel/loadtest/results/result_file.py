@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from tiercel.errors import ConfigError
-from tiercel.frame_body import plain_value
 from tiercel.loadtest.results.latency import gaps_s
 from tiercel.loadtest.results.record import RunResult
+from tiercel.values.errors import ConfigError
+from tiercel.wire.encoding import plain_value
 
 _FIGURE = re.compile(r"(mean|median|std|p\d+(\.\d+)?)_[a-z0-9_]+_ms")
 _DETAILS = {"input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "generated_texts"}

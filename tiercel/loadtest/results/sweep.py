@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.results.record import RunResult
+from tiercel.values.errors import ConfigError
 
 _MOST_POINTS = 24
 

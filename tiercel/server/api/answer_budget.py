@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from tiercel.errors import AdmissionError
-from tiercel.request import SamplingParams
 from tiercel.server.api.hold import Hold
 from tiercel.server.engine.logprobs import logprobs_bytes
+from tiercel.values.errors import AdmissionError
+from tiercel.values.request import SamplingParams
 
 ANSWERS = 4
 """The number of answers of the largest size that may be under way."""

@@ -4,13 +4,13 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.tool_choice import ToolChoice
 from tiercel.server.text.answer.format_choice import format_of
 from tiercel.server.text.answer.formats import FORMATS, CallFormat
 from tiercel.server.text.answer.reader import AnswerReader
 from tiercel.server.text.answer.thoughts import END_THINK, THINK
 from tiercel.server.text.chat_template import ChatTemplate
+from tiercel.values.errors import AdmissionError
 
 Thoughts = Literal["none", "qwen3", "deepseek_r1"]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tiercel.errors import AdmissionError
 from tiercel.server.http.content_coding import ContentDecoder, content_coding
 from tiercel.server.http.failure import fault_response
 from tiercel.server.http.watch import linger
+from tiercel.values.errors import AdmissionError
 
 UPLOAD_PATH = "/v1/files"
 

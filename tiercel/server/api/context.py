@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from tiercel.clock import Clock
-from tiercel.errors import AdmissionError
 from tiercel.server.api.answer_budget import AnswerBudget
 from tiercel.server.api.answer_style import AnswerStyle
 from tiercel.server.api.background import BackgroundRuns
@@ -32,7 +30,9 @@ from tiercel.server.tenancy.tenants import DEFAULT_TENANT, Tenant
 from tiercel.server.text.chat_template import ChatTemplate
 from tiercel.server.text.tokenizer import TextCodec
 from tiercel.server.tracing.sink import TraceSink
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.clock import Clock
+from tiercel.values.errors import AdmissionError
 
 _MIN_VALUE_LIMIT = 256 * 1024
 _FIELD_VALUES = 4096  # of a body besides the prompt

@@ -7,7 +7,6 @@ from typing import cast
 
 import msgspec
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.chat import MessageFields, message_text
 from tiercel.server.api.schemas.tools import (
     MAX_ARGUMENTS_LETTERS,
@@ -18,6 +17,7 @@ from tiercel.server.api.schemas.tools import (
 )
 from tiercel.server.text.answer.json_value import MAX_DEPTH, ValueScanner
 from tiercel.server.text.template_frames import ChatMessage
+from tiercel.values.errors import AdmissionError
 
 _RESULT_ROLES = ("tool", "function")
 

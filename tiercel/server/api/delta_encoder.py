@@ -6,11 +6,11 @@ from typing import Protocol
 from msgspec import Struct, UnsetType
 from msgspec.structs import replace
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.replies.usage import UsageBody
 from tiercel.server.engine.choice_text import ChoiceDelta
 from tiercel.server.engine.prompt_answer import PromptAnswer
 from tiercel.server.http.sse import PLACEHOLDER, EventFrame
+from tiercel.values.errors import AdmissionError
 
 
 class ReplyShape(Protocol):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tiercel.errors import AdmissionError
-from tiercel.request import SamplingParams
+from tiercel.values.errors import AdmissionError
+from tiercel.values.request import SamplingParams
 
 LISTED_TOKEN_BYTES = 36
 """Memory of a token in a list: its place and the number."""

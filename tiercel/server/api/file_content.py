@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tiercel.errors import AdmissionError
 from tiercel.server.batch.records import FileRecord
 from tiercel.server.batch.service import BatchService
 from tiercel.server.http.body_writer import body_writer
 from tiercel.server.http.patience import PatientSender
 from tiercel.server.http.watch import run_watched
+from tiercel.values.errors import AdmissionError
 
 _PIECE_BYTES = 256 * 1024
 _PATIENCE_S = 30.0  # for a client that does not read

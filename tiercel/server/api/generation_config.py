@@ -7,10 +7,10 @@ from pathlib import Path
 import pydantic
 from msgspec import Struct
 
-from tiercel.checkpoint import read_json_object
-from tiercel.errors import ConfigError
-from tiercel.file_fault import is_there
+from tiercel.modelfile.checkpoint import read_json_object
 from tiercel.server.api.schemas.sampling import SamplingFields
+from tiercel.system.file_fault import is_there
+from tiercel.values.errors import ConfigError
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):

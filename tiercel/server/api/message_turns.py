@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import cast
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.renamed import renaming
 from tiercel.server.api.schemas.messages import Blocks, MessagePromptFields, MessagesFields
 from tiercel.server.api.schemas.structured import SchemaPaths
+from tiercel.values.errors import AdmissionError
 
 Message = dict[str, object]
 

@@ -11,7 +11,6 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tiercel.clock import Clock
 from tiercel.server.engine.generation import Generation
 from tiercel.server.http.failure import fault_response, internal_error, slow_reader
 from tiercel.server.http.message_failure import is_of_messages
@@ -21,6 +20,7 @@ from tiercel.server.tracing.context import begin_context, read_context
 from tiercel.server.tracing.record import RequestRecord
 from tiercel.server.tracing.sink import TraceSink
 from tiercel.server.tracing.trace import trace_of
+from tiercel.values.clock import Clock
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _UNCOUNTED = frozenset(

@@ -12,9 +12,9 @@ from typing import TypeVar, cast
 
 from msgspec import Struct
 
-from tiercel.clock import Clock
 from tiercel.server.api.hold import Hold
 from tiercel.server.api.stored_items import PartBooks, StoredItem, StoredPart
+from tiercel.values.clock import Clock
 
 ENTRY_BYTES = 1024
 """Memory of one stored object beside its bytes: objects, ids, and its places in the books."""

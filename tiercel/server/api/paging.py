@@ -5,8 +5,8 @@ from typing import Literal, TypeVar
 
 from starlette.requests import Request
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.contract import QueryField
+from tiercel.values.errors import AdmissionError
 
 T = TypeVar("T")
 

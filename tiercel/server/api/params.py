@@ -8,8 +8,6 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.errors import AdmissionError
-from tiercel.request import SamplingParams
 from tiercel.server.api.generation_config import SamplingDefaults
 from tiercel.server.api.schemas.chat import ChatFields
 from tiercel.server.api.schemas.completion import CompletionFields
@@ -17,8 +15,10 @@ from tiercel.server.api.schemas.sampling import SamplingFields
 from tiercel.server.api.structured import check_ends, constraint_of
 from tiercel.server.grammar.constraint import Constraint
 from tiercel.server.text.stop import TextRules
-from tiercel.settings import ServerSettings
-from tiercel.wire import Ready
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.errors import AdmissionError
+from tiercel.values.request import SamplingParams
+from tiercel.wire.frames import Ready
 
 _MIN_TEMPERATURE = 0.01  # a lower one overflows half precision; 0 itself means greedy
 _SEED_BITS = 63

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.answer_budget import repeated_bytes
 from tiercel.server.api.begun import BegunAnswer
 from tiercel.server.api.context import ServerContext
@@ -41,6 +40,7 @@ from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.auth import is_of_batch, tenant_of
 from tiercel.server.tenancy.tenants import Tenant, narrowed
 from tiercel.server.tracing.record import RequestRecord
+from tiercel.values.errors import AdmissionError
 
 
 class GenerationCall(Protocol):

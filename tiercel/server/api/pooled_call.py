@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from tiercel.errors import AdmissionError
-from tiercel.request import SamplingParams
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.params import ModelLimits, SamplingPlan
 from tiercel.server.api.prompt import check_tokens, encode_texts
@@ -11,6 +9,8 @@ from tiercel.server.api.schemas.embeddings import PooledFields
 from tiercel.server.api.schemas.sampling import SamplingFields
 from tiercel.server.api.truncation import truncated, truncation_of
 from tiercel.server.text.stop import TextRules
+from tiercel.values.errors import AdmissionError
+from tiercel.values.request import SamplingParams
 
 _NUMBER_BYTES = 4
 _UNKNOWN_SIZE = 8192  # numbers of a vector, for the memory of an answer

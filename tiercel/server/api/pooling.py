@@ -6,9 +6,9 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
-from tiercel.checkpoint import read_json_object
-from tiercel.file_fault import is_there
-from tiercel.request import Pooling
+from tiercel.modelfile.checkpoint import read_json_object
+from tiercel.system.file_fault import is_there
+from tiercel.values.request import Pooling
 
 PoolingSource = Literal["auto", "last", "mean"]
 

@@ -6,13 +6,13 @@ from typing import TypeGuard, cast
 
 from msgspec.structs import replace
 
-from tiercel.errors import AdmissionError
-from tiercel.request import MAX_BAD_WORD_TOKENS, SamplingParams
 from tiercel.server.api.conversation import read_messages, tools_json
 from tiercel.server.api.params import ModelLimits, too_long
 from tiercel.server.api.schemas.chat import ChatTemplateFields
 from tiercel.server.text.chat_template import ChatOptions, ChatPrompt, ChatTemplate, read_switches
 from tiercel.server.text.tokenizer import LongTextError, TextCodec, Truncation
+from tiercel.values.errors import AdmissionError
+from tiercel.values.request import MAX_BAD_WORD_TOKENS, SamplingParams
 
 MAX_PROMPTS = 4096
 """Maximum number of prompts of a completion: the default of --max-num-queued-reqs."""

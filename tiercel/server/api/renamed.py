@@ -4,7 +4,7 @@ import contextlib
 import re
 from collections.abc import Generator, Mapping
 
-from tiercel.errors import AdmissionError
+from tiercel.values.errors import AdmissionError
 
 
 def renamed(refusal: AdmissionError, names: Mapping[str, str]) -> AdmissionError:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.chat_call import ChatCall
 from tiercel.server.api.params import ModelLimits, SamplingPlan, check_length
 from tiercel.server.api.prompt import check_text_length, may_fit
@@ -14,6 +13,7 @@ from tiercel.server.api.response_input import ResponseInput
 from tiercel.server.api.schemas.chat import ChatFields, MessageFields
 from tiercel.server.api.schemas.structured import SchemaPaths
 from tiercel.server.text.chat_template import ChatPrompt
+from tiercel.values.errors import AdmissionError
 
 _NAMES = {
     "max_completion_tokens": "max_output_tokens",

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.expansion import check_expansion
 from tiercel.server.api.response_items import chat_messages
 from tiercel.server.api.schemas.chat import MessageFields, placed
@@ -16,6 +15,7 @@ from tiercel.server.api.schemas.unsupported import refuse_unsupported_in_message
 from tiercel.server.api.stored_items import Item, StoredItem, decode_item, encode_item
 from tiercel.server.api.stored_response import MAX_CONVERSATION, StoredTurn
 from tiercel.server.http.watch import ClientGoneError
+from tiercel.values.errors import AdmissionError
 
 _MAX_LETTER_BYTES = 4
 _MESSAGE_BYTES = 2048  # of a message as an object, beside its texts

@@ -4,9 +4,9 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.fields import MAX_MESSAGES, MAX_PARTS
 from tiercel.server.api.stored_items import Item, StoredItem
+from tiercel.values.errors import AdmissionError
 
 _MAX_NAME = 512
 _ROLES = ("user", "assistant", "system", "developer")

@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.replies.response_replay import replayed
 from tiercel.server.api.stored_response import StoredResponse
@@ -15,6 +14,7 @@ from tiercel.server.http.pieces import in_chunks, patient_sender
 from tiercel.server.http.sse import MEDIA_TYPE
 from tiercel.server.http.watch import SlowReaderError, run_watched
 from tiercel.server.tenancy.auth import tenant_of
+from tiercel.values.errors import AdmissionError
 
 _COPIES = 6
 """Times that the texts of a response are in memory while its events are made: in items, in parts and in events."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.object_store import ObjectStore, StoredObject
 from tiercel.server.api.stored_chat import metadata_bytes
 from tiercel.server.api.stored_items import StoredItem, StoredPart
 from tiercel.server.api.stored_response import MAX_CONVERSATION, StoredTurn
+from tiercel.values.errors import AdmissionError
 
 
 class StoredConversation(StoredObject):

@@ -11,7 +11,7 @@ from typing import cast
 
 import msgspec
 
-from tiercel.errors import InvariantError
+from tiercel.values.errors import InvariantError
 
 Item = Mapping[str, object]
 """An item as it is stored and listed: an object of JSON with `type` and `id`."""

@@ -7,7 +7,6 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.delta_encoder import DeltaEncoder, ReplyShape
 from tiercel.server.api.hold import Hold
 from tiercel.server.api.replies.usage import UsageBody, usage_body
@@ -19,6 +18,7 @@ from tiercel.server.http.failure import engine_failed, request_failed
 from tiercel.server.http.patience import PATIENCE_S, PatientSender
 from tiercel.server.http.sse import MEDIA_TYPE, EventFrame
 from tiercel.server.http.watch import run_watched
+from tiercel.values.errors import AdmissionError
 
 _HEADERS = (
     (b"content-type", MEDIA_TYPE.encode()),

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import cast
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.structured import ResponseFormat, StructuredFields, StructuredOutputs
 from tiercel.server.grammar.constraint import (
     Constraint,
@@ -14,6 +13,7 @@ from tiercel.server.grammar.constraint import (
     schema_constraint,
     schema_text_constraint,
 )
+from tiercel.values.errors import AdmissionError
 
 _Made = Callable[[], Constraint]
 

@@ -8,9 +8,6 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.ids import SeqId
-from tiercel.outcome import FinishReason
-from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.params import SamplingPlan
 from tiercel.server.api.schemas.sampling import SamplingFields
@@ -25,8 +22,11 @@ from tiercel.server.tenancy.admission import AdmissionRequest, Entry, Terms
 from tiercel.server.tenancy.tenants import Tenant, narrowed
 from tiercel.server.text.detokenizer import make_detokenizer
 from tiercel.server.tracing.record import RequestRecord
-from tiercel.settings import ServerSettings
-from tiercel.tenant import LAST_BAND
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.request import SamplingParams, pack_tokens
+from tiercel.values.tenant import LAST_BAND
 
 _AT_ONCE = 128  # sequences of one request that one turn of the event loop submits: about 10 ms
 

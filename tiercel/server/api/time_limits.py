@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from tiercel.clock import Clock
 from tiercel.server.api.deadline import Deadline
 from tiercel.server.api.stream import ended_early
 from tiercel.server.engine.alarm import Alarm
 from tiercel.server.engine.generation import Generation
 from tiercel.server.tracing.record import RequestRecord
+from tiercel.values.clock import Clock
 
 T = TypeVar("T")
 

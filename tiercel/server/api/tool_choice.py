@@ -5,8 +5,8 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.tools import FunctionFields, ToolFields
+from tiercel.values.errors import AdmissionError
 
 Mode = Literal["none", "auto", "required"]
 

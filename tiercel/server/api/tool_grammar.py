@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.tools import MAX_CALLS, FunctionFields
 from tiercel.server.api.tool_choice import ToolChoice
 from tiercel.server.grammar.constraint import Constraint, lark_constraint
@@ -11,6 +10,7 @@ from tiercel.server.grammar.schema import SchemaNotes
 from tiercel.server.text.answer.formats import CallFormat
 from tiercel.server.text.answer.reader import AnswerReader
 from tiercel.server.text.answer.thoughts import END_THINK, THINK
+from tiercel.values.errors import AdmissionError
 
 FIELD = "tools"
 

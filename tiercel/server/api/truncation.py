@@ -1,9 +1,9 @@
 """The truncation of prompts that a request asks for, within the limits of the model."""
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.params import ModelLimits
 from tiercel.server.api.schemas.truncation import TruncationFields
 from tiercel.server.text.tokenizer import Truncation
+from tiercel.values.errors import AdmissionError
 
 
 def truncation_of(fields: TruncationFields, limits: ModelLimits, max_tokens: int | None) -> Truncation | None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import structlog
 from msgspec.structs import replace
 
-from tiercel.errors import AdmissionError
-from tiercel.file_fault import list_folder
-from tiercel.ids import TenantId
 from tiercel.server.batch.durable import CreationClock, make_folder, read_document, sync_folder, write_document
 from tiercel.server.batch.records import MESSAGES_ENDPOINT, UNFINISHED, BatchRecord, BatchStatus
 from tiercel.server.batch.spool import OnDisk
+from tiercel.system.file_fault import list_folder
+from tiercel.values.errors import AdmissionError
+from tiercel.values.ids import TenantId
 
 COMPLETION_WINDOW_S = 24 * 3600
 MAX_UNFINISHED = 100  # batches of a tenant

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from tiercel.byte_order import UTF8_MARK
 from tiercel.server.batch.line import MAX_LINES, WIDE_ENCODING, LineError, read_line
 from tiercel.server.batch.records import BatchFault
+from tiercel.server.http.byte_order import UTF8_MARK
 
 _MAX_FAULTS = 100  # that are reported; the rest of the file is not read
 _PIECE_BYTES = 1024 * 1024

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from tiercel.clock import Clock
 from tiercel.server.batch.durable import open_file, write_all
 from tiercel.server.batch.line import read_answered_id
+from tiercel.values.clock import Clock
 
 _SYNC_S = 1.0  # at most so often while answers arrive
 _PIECE_BYTES = 1024 * 1024

@@ -6,8 +6,8 @@ from collections.abc import Collection
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from tiercel.byte_order import UTF8_MARK, wide_encoding
 from tiercel.server.batch.records import BatchFault
+from tiercel.server.http.byte_order import UTF8_MARK, wide_encoding
 
 BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 """The paths that a line may name, if the server has them."""

@@ -4,8 +4,8 @@ from collections import Counter
 
 from msgspec import Struct
 
-from tiercel.errors import AdmissionError
-from tiercel.ids import TenantId
+from tiercel.values.errors import AdmissionError
+from tiercel.values.ids import TenantId
 
 
 class SpaceLimits(Struct, frozen=True, kw_only=True):

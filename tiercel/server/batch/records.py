@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tiercel.ids import TenantId
+from tiercel.values.ids import TenantId
 
 UploadPurpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 """The purposes that a client may name. Files for batches are read by them; all others are kept and returned."""

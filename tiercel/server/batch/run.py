@@ -5,7 +5,6 @@ import contextlib
 import enum
 from pathlib import Path
 
-from tiercel.clock import Clock
 from tiercel.server.batch.book import BatchBook
 from tiercel.server.batch.form import OutputLine, form_of
 from tiercel.server.batch.input import input_lines
@@ -13,6 +12,7 @@ from tiercel.server.batch.journal import AnswerJournal
 from tiercel.server.batch.line import read_line
 from tiercel.server.batch.records import BatchRecord, BatchStatus
 from tiercel.server.batch.spool import OnDisk
+from tiercel.values.clock import Clock
 
 _PIECE_BYTES = 1024 * 1024  # of lines that are written at once
 

@@ -15,9 +15,6 @@ from typing import TypeVar
 import structlog
 from starlette.types import ASGIApp
 
-from tiercel.clock import Clock
-from tiercel.errors import AdmissionError, ConfigError, system_error
-from tiercel.ids import TenantId
 from tiercel.server.batch.book import BatchBook
 from tiercel.server.batch.durable import FolderLock, make_folder
 from tiercel.server.batch.quota import SpaceBook, SpaceLimits
@@ -26,7 +23,10 @@ from tiercel.server.batch.route_call import RouteCaller
 from tiercel.server.batch.spool import FileSpool
 from tiercel.server.batch.worker import BatchWorker, Conditions
 from tiercel.server.tenancy.admission import shutting_down
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.clock import Clock
+from tiercel.values.errors import AdmissionError, ConfigError, system_error
+from tiercel.values.ids import TenantId
 
 T = TypeVar("T")
 

@@ -16,9 +16,6 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from tiercel.errors import AdmissionError
-from tiercel.file_fault import list_folder
-from tiercel.ids import TenantId
 from tiercel.server.batch.durable import (
     NO_ROOM,
     CreationClock,
@@ -31,6 +28,9 @@ from tiercel.server.batch.durable import (
 )
 from tiercel.server.batch.quota import SpaceBook, storage_full
 from tiercel.server.batch.records import FileRecord, Purpose
+from tiercel.system.file_fault import list_folder
+from tiercel.values.errors import AdmissionError
+from tiercel.values.ids import TenantId
 
 T = TypeVar("T")
 

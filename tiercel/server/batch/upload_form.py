@@ -5,7 +5,7 @@ import re
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from tiercel.errors import AdmissionError
+from tiercel.values.errors import AdmissionError
 
 FORM_BYTES = 64 * 1024  # of an upload besides the file
 _MAX_PARTS = 16

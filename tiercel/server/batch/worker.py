@@ -14,9 +14,6 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from tiercel.clock import Clock
-from tiercel.errors import AdmissionError
-from tiercel.ids import TenantId
 from tiercel.server.batch.book import BatchBook
 from tiercel.server.batch.byte_gate import ByteGate
 from tiercel.server.batch.durable import NO_ROOM
@@ -28,7 +25,10 @@ from tiercel.server.batch.route_call import RouteCaller
 from tiercel.server.batch.run import BatchRun, RunEnd
 from tiercel.server.batch.spool import FileSpool, OnDisk, new_file_id
 from tiercel.server.tenancy.tenants import Tenant
-from tiercel.units import MIB
+from tiercel.values.clock import Clock
+from tiercel.values.errors import AdmissionError
+from tiercel.values.ids import TenantId
+from tiercel.values.units import MIB
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ import socket
 import struct
 from pathlib import Path
 
-from tiercel.config import runtime_folder
-from tiercel.kv_folder import open_folder
-from tiercel.settings import ServerSettings
+from tiercel.settings.config import runtime_folder
+from tiercel.settings.settings import ServerSettings
+from tiercel.system.kv_folder import open_folder
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 

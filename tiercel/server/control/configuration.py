@@ -7,14 +7,14 @@ from typing import Literal, Protocol
 
 import structlog
 
-from tiercel.config import Resolved, values_of
-from tiercel.consistency import TENANTS_FILE
-from tiercel.errors import ConfigError
-from tiercel.live import changed_settings, why_restart
 from tiercel.server.tenancy.directory import InThread, TenantDirectory, in_thread
-from tiercel.settings import ServerSettings, Settings
-from tiercel.settings_report import masked_value
-from tiercel.sourced_value import BODY_NAME
+from tiercel.settings.config import Resolved, values_of
+from tiercel.settings.consistency import TENANTS_FILE
+from tiercel.settings.live import changed_settings, why_restart
+from tiercel.settings.report import masked_value
+from tiercel.settings.settings import ServerSettings, Settings
+from tiercel.settings.sourced_value import BODY_NAME
+from tiercel.values.errors import ConfigError
 
 Occasion = Literal["start", "reload", "request"]
 

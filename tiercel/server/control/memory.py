@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from tiercel.units import KIB, MIB
+from tiercel.values.units import KIB, MIB
 
 _INTERVAL_S = 15.0
 _GROWTH = 1.25  # times the level at rest, beyond which memory is returned

@@ -8,8 +8,8 @@ from typing import TypeVar, cast
 import msgspec
 from msgspec import Struct
 
-from tiercel.errors import TiercelError
-from tiercel.frame_body import encode_body
+from tiercel.values.errors import TiercelError
+from tiercel.wire.encoding import encode_body
 
 VERSION = 1
 """To be raised when a message changes its meaning: daemons of different versions may meet in a takeover."""

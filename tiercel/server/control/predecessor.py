@@ -7,12 +7,12 @@ from typing import Self
 
 import structlog
 
-from tiercel.errors import ConfigError
 from tiercel.server.control.address import control_path
 from tiercel.server.control.caller import ControlCaller
 from tiercel.server.control.messages import ADMIN, HTTP, ControlError
 from tiercel.server.http.activation import adopt_listener
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.errors import ConfigError
 
 
 class Predecessor:

@@ -5,7 +5,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from tiercel.clock import Clock
+from tiercel.values.clock import Clock
 
 log = logging.getLogger(__name__)
 

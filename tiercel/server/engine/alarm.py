@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from tiercel.clock import Clock
+from tiercel.values.clock import Clock
 
 
 class Alarm:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from tiercel.openmp import engine_environment
 from tiercel.server.engine.crash_book import DeathKind
 from tiercel.server.engine.inherited import InheritedResources
+from tiercel.system.openmp import engine_environment
 
 _POLL_S = 0.02
 _EXIT_S = 0.3

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from tiercel.grammar import GRAMMAR_FAILED, NOTHING_LEFT
-from tiercel.outcome import Finished, FinishReason
 from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
 from tiercel.server.engine.mailbox import Delivery
 from tiercel.server.text.answer.event import COMPLETE, CUT, Ending
 from tiercel.server.text.detokenizer import ByteDetokenizer, Detokenizer
 from tiercel.server.text.stop import StopScanner, TextRules
 from tiercel.server.text.vocabulary import Vocabulary
+from tiercel.values.grammar import GRAMMAR_FAILED, NOTHING_LEFT
+from tiercel.values.outcome import Finished, FinishReason
 
 _END_OF_TEXT = 2**32 - 1  # for a token without text: it begins where the text ends
 

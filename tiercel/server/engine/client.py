@@ -7,10 +7,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from tiercel.clock import Clock
-from tiercel.ids import SeqId
-from tiercel.outcome import FinishReason, Gauges
-from tiercel.request import Request
 from tiercel.server.engine.connection import EngineConnection
 from tiercel.server.engine.crash_book import CrashVerdict, Death
 from tiercel.server.engine.mailbox import Mailbox, StreamEnd
@@ -22,9 +18,13 @@ from tiercel.server.engine.sequences import (
     SequenceWatcher,
 )
 from tiercel.server.engine.status import EngineState, EngineStatus
-from tiercel.settings import EngineSettings
-from tiercel.tenant import Tenants
-from tiercel.wire import (
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import Clock
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import FinishReason, Gauges
+from tiercel.values.request import Request
+from tiercel.values.tenant import Tenants
+from tiercel.wire.frames import (
     Abort,
     DiskReleased,
     EngineNews,

@@ -7,8 +7,8 @@ from typing import cast
 
 import structlog
 
-from tiercel.errors import WireError
-from tiercel.wire import FrameReader, FromEngine, ToEngine, encode_frame
+from tiercel.values.errors import WireError
+from tiercel.wire.frames import FrameReader, FromEngine, ToEngine, encode_frame
 
 
 class EngineConnection(asyncio.Protocol):

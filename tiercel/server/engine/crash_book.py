@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.ids import SeqId
-from tiercel.step_record import ANY_SEQ, EngineTrail
+from tiercel.values.ids import SeqId
+from tiercel.wire.step_record import ANY_SEQ, EngineTrail
 
 CRASH_LOOP = 3  # deaths without a suspect ...
 CRASH_LOOP_S = 60.0  # ... within this time end the daemon

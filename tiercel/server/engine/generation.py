@@ -7,14 +7,14 @@ from typing import Self
 
 from msgspec import Struct
 
-from tiercel.clock import Clock
-from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason
 from tiercel.server.engine.alarm import Alarm
 from tiercel.server.engine.choice_text import ChoiceDelta, ChoiceText, GenerationError
 from tiercel.server.engine.client import EngineClient, Submission
 from tiercel.server.engine.mailbox import Delivery, Mailbox, StreamEnd
 from tiercel.server.engine.sequences import SequenceFacts
+from tiercel.values.clock import Clock
+from tiercel.values.ids import SeqId
+from tiercel.values.outcome import Finished, FinishReason
 
 _SETTLE_S = 0.25
 _TIMED_TOKENS = 16

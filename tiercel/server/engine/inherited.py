@@ -6,11 +6,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tiercel.errors import ConfigError
-from tiercel.kv_folder import lock_folder
-from tiercel.process_limits import blame
-from tiercel.settings import EngineSettings
-from tiercel.step_record import StepRecord
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.kv_folder import lock_folder
+from tiercel.system.process_limits import blame
+from tiercel.values.errors import ConfigError
+from tiercel.wire.step_record import StepRecord
 
 
 class InheritedResources:

@@ -7,8 +7,8 @@ from typing import overload
 
 from msgspec import Struct
 
-from tiercel.outcome import PromptReading, TokenLogprobs
 from tiercel.server.text.vocabulary import Vocabulary
+from tiercel.values.outcome import PromptReading, TokenLogprobs
 
 _ENTRY_BYTES = 8  # a token id and a float32, the type in which the engine computes log-probabilities
 _POSITION_BYTES = 12  # its end, the rank of its token and the place of its token in the text

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator
 
 from msgspec import Struct
 
-from tiercel.outcome import Finished, TokenLogprobs
 from tiercel.server.engine.logprobs import PackedLogprobs, logprobs_bytes
+from tiercel.values.outcome import Finished, TokenLogprobs
 
 MAX_UNREAD_BYTES = 176 * 1024
 """The limit of unread bytes of a stream: 256 KiB, less the unsent events in the connection (64 KiB) and one portion."""

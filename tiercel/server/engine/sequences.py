@@ -8,13 +8,13 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.clock import Clock
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import Finished, FinishReason, FirstToken, PromptReading
-from tiercel.request import Request, SamplingParams, unpack_tokens
 from tiercel.server.engine.logprobs import PackedLogprobs
 from tiercel.server.engine.mailbox import Mailbox, StreamEnd
-from tiercel.wire import Report
+from tiercel.values.clock import Clock
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import Finished, FinishReason, FirstToken, PromptReading
+from tiercel.values.request import Request, SamplingParams, unpack_tokens
+from tiercel.wire.frames import Report
 
 
 class SequenceStart(Struct, frozen=True, kw_only=True):

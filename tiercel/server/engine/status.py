@@ -5,9 +5,9 @@ import enum
 import math
 from collections.abc import Callable
 
-from tiercel.clock import Clock
-from tiercel.errors import TiercelError
-from tiercel.wire import Failed, Ready
+from tiercel.values.clock import Clock
+from tiercel.values.errors import TiercelError
+from tiercel.wire.frames import Failed, Ready
 
 _MIN_LOAD_STALL_S = 60.0  # without progress of loading
 _LOAD_TIMES = 10.0  # a restart may find the weights on a slow disk that the first start found in memory

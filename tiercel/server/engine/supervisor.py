@@ -10,15 +10,15 @@ from typing import Protocol, Self
 import structlog
 from msgspec.structs import replace
 
-from tiercel.clock import Clock
-from tiercel.ids import SeqId
-from tiercel.process_limits import blame, show_memory_limits
 from tiercel.server.engine.child import EngineChild
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.crash_book import CRASH_LOOP, CRASH_LOOP_S, CrashBook, CrashVerdict, Death, DeathKind
 from tiercel.server.engine.inherited import InheritedResources
 from tiercel.server.engine.status import EngineState, EngineStatus
-from tiercel.settings import EngineSettings
+from tiercel.settings.settings import EngineSettings
+from tiercel.system.process_limits import blame, show_memory_limits
+from tiercel.values.clock import Clock
+from tiercel.values.ids import SeqId
 
 _TICK_S = 0.1
 _STARTS = 5  # attempts to make a process

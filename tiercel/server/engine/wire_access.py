@@ -3,11 +3,11 @@
 import ssl
 from pathlib import Path
 
-from tiercel.errors import ConfigError
-from tiercel.exposure import is_loopback
-from tiercel.file_trust import check_secret_file
-from tiercel.handshake import MAX_SECRET_BYTES, MIN_SECRET_BYTES, check_byte_order
-from tiercel.settings import ServerSettings
+from tiercel.settings.exposure import is_loopback
+from tiercel.settings.settings import ServerSettings
+from tiercel.system.file_trust import check_secret_file
+from tiercel.values.errors import ConfigError
+from tiercel.wire.handshake import MAX_SECRET_BYTES, MIN_SECRET_BYTES, check_byte_order
 
 
 def read_secret(settings: ServerSettings) -> bytes:

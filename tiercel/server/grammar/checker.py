@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from tiercel.errors import AdmissionError, WireError
-from tiercel.ids import TenantId
 from tiercel.server.grammar.constraint import Constraint
 from tiercel.server.grammar.frames import (
     GrammarAccepted,
@@ -22,8 +20,10 @@ from tiercel.server.grammar.frames import (
     verdict_decoder,
 )
 from tiercel.server.workers.pool import Loss, WorkerPool
-from tiercel.shared_cache import SharedCache
-from tiercel.tenant import DEFAULT_TENANT
+from tiercel.system.shared_cache import SharedCache
+from tiercel.values.errors import AdmissionError, WireError
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import DEFAULT_TENANT
 
 LIMIT_S = 2.0
 """Maximum time of one check."""

@@ -6,9 +6,9 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
-from tiercel.errors import AdmissionError
 from tiercel.server.grammar.lark import any_of, literal
 from tiercel.server.grammar.schema import SchemaNotes, prepared_schema
+from tiercel.values.errors import AdmissionError
 
 MAX_GRAMMAR_LETTERS = 64 * 1024
 MAX_REGEX_LETTERS = 8 * 1024

@@ -3,8 +3,8 @@
 import msgspec
 from msgspec import Struct
 
-from tiercel.frame_body import encode_body
 from tiercel.server.grammar.constraint import GrammarFormat
+from tiercel.wire.encoding import encode_body
 
 
 class GrammarSource(Struct, frozen=True):

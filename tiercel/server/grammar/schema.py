@@ -6,7 +6,6 @@ from typing import cast
 
 from msgspec import Struct
 
-from tiercel.errors import AdmissionError
 from tiercel.server.grammar.keywords import (
     ACTING,
     ANNOTATIONS,
@@ -18,6 +17,7 @@ from tiercel.server.grammar.keywords import (
 )
 from tiercel.server.grammar.pointer import shown
 from tiercel.server.grammar.schema_graph import SchemaFaultError, SchemaGraph
+from tiercel.values.errors import AdmissionError
 
 MAX_SCHEMA_LETTERS = 64 * 1024
 MAX_SCHEMA_DEPTH = 32

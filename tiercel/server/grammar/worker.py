@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from tiercel.grammar import GRAMMAR_LIMITS
-from tiercel.grammar_words import NO_END, NO_OUTPUT, NOTHING_ALLOWED, UNKNOWN_ERROR, in_own_words
 from tiercel.server.grammar.constraint import GrammarFormat
 from tiercel.server.grammar.frames import (
     GrammarAccepted,
@@ -23,6 +21,8 @@ from tiercel.server.grammar.frames import (
 from tiercel.server.grammar.lark import composed_terminals
 from tiercel.server.grammar.proof import DeadEnd, dead_end, read_rules
 from tiercel.server.workers.serving import Work, serve
+from tiercel.values.grammar import GRAMMAR_LIMITS
+from tiercel.values.grammar_words import NO_END, NO_OUTPUT, NOTHING_ALLOWED, UNKNOWN_ERROR, in_own_words
 
 STDERR = 2
 OPEN_S = 30.0

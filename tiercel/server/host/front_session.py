@@ -7,9 +7,12 @@ from typing import Protocol, cast
 
 import structlog
 
-from tiercel.clock import Clock
-from tiercel.errors import WireError
-from tiercel.fleet_wire import (
+from tiercel.server.engine.status import EngineState
+from tiercel.server.host.hosted_engine import HostedEngine
+from tiercel.values.clock import Clock
+from tiercel.values.errors import WireError
+from tiercel.values.ids import SeqId
+from tiercel.wire.fleet_frames import (
     MAX_FRONTS,
     WINDOW_BITS,
     BodyDecoder,
@@ -22,11 +25,8 @@ from tiercel.fleet_wire import (
     Welcome,
     frame_of,
 )
-from tiercel.handshake import HELLO_BYTES, NONCE_BYTES, HelloVerdict, HostHandshake
-from tiercel.ids import SeqId
-from tiercel.server.engine.status import EngineState
-from tiercel.server.host.hosted_engine import HostedEngine
-from tiercel.wire import Abort, SetTenants, SetWeights, Submit
+from tiercel.wire.frames import Abort, SetTenants, SetWeights, Submit
+from tiercel.wire.handshake import HELLO_BYTES, NONCE_BYTES, HelloVerdict, HostHandshake
 
 HELLO_S = 5.0
 """The time in which a front has to say its Hello."""

@@ -10,9 +10,17 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from tiercel.clock import Clock
-from tiercel.errors import WireError
-from tiercel.fleet_wire import (
+from tiercel.server.engine.crash_book import CrashVerdict, Death
+from tiercel.server.engine.status import EngineState, EngineStatus
+from tiercel.server.host.split import split_report, window_of
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.clock import Clock
+from tiercel.values.errors import WireError
+from tiercel.values.ids import KeyHead, SeqId
+from tiercel.values.outcome import FinishReason
+from tiercel.values.request import Request
+from tiercel.values.tenant import Tenants
+from tiercel.wire.fleet_frames import (
     EngineDied,
     FrameSplitter,
     HostLeaving,
@@ -22,15 +30,7 @@ from tiercel.fleet_wire import (
     pack_heads,
     unpack_heads,
 )
-from tiercel.ids import KeyHead, SeqId
-from tiercel.outcome import FinishReason
-from tiercel.request import Request
-from tiercel.server.engine.crash_book import CrashVerdict, Death
-from tiercel.server.engine.status import EngineState, EngineStatus
-from tiercel.server.host.split import split_report, window_of
-from tiercel.settings import EngineSettings
-from tiercel.tenant import Tenants
-from tiercel.wire import (
+from tiercel.wire.frames import (
     Abort,
     DiskReleased,
     EngineNews,

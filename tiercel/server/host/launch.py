@@ -12,12 +12,6 @@ from typing import TextIO
 
 import structlog
 
-from tiercel.clock import Clock, MonotonicClock
-from tiercel.engine_address import EngineAddress
-from tiercel.errors import ConfigError
-from tiercel.handshake import IDENTITY_BYTES
-from tiercel.log import configure_log
-from tiercel.port_holder import ways_out
 from tiercel.server.engine.child import engine_command
 from tiercel.server.engine.inherited import InheritedResources
 from tiercel.server.engine.status import EngineState
@@ -25,8 +19,14 @@ from tiercel.server.engine.supervisor import Supervisor
 from tiercel.server.engine.wire_access import host_tls, read_secret
 from tiercel.server.host.front_session import HELLO_S, FrontSession
 from tiercel.server.host.hosted_engine import HostedEngine
-from tiercel.settings import Settings
-from tiercel.standard_streams import error_stream, guard_streams, output_stream, say
+from tiercel.settings.engine_address import EngineAddress
+from tiercel.settings.settings import Settings
+from tiercel.system.log import configure_log
+from tiercel.system.port_holder import ways_out
+from tiercel.system.standard_streams import error_stream, guard_streams, output_stream, say
+from tiercel.values.clock import Clock, MonotonicClock
+from tiercel.values.errors import ConfigError
+from tiercel.wire.handshake import IDENTITY_BYTES
 
 EXIT_OK = 0
 EXIT_FORCED = 1
@@ -55,7 +55,7 @@ def host_engine(
     engine can be kept alive. `command` starts another engine, for tests and benchmarks.
     """
     guard_streams()
-    configure_log(settings.server.log_level, settings.server.log_format)
+    configure_log(settings.server.log_level, as_json=settings.server.log_format == "json")
     try:
         with contextlib.ExitStack() as resources:
             secret, tls = read_secret(settings.server), host_tls(settings.server, listen.host)

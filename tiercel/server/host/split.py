@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from tiercel.fleet_wire import WINDOW_BITS
-from tiercel.outcome import Gauges
-from tiercel.wire import Report
+from tiercel.values.outcome import Gauges
+from tiercel.wire.fleet_frames import WINDOW_BITS
+from tiercel.wire.frames import Report
 
 
 def window_of(seq: int) -> int:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tiercel.config import take_listen_fds
-from tiercel.errors import ConfigError
-from tiercel.exposure import check_exposure
 from tiercel.server.http.listen import bind
-from tiercel.settings import ServerSettings
+from tiercel.settings.config import take_listen_fds
+from tiercel.settings.exposure import check_exposure
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.errors import ConfigError
 
 HTTP_NAME = "http"
 """The name of the socket for requests where systemd passes several (FileDescriptorName=)."""

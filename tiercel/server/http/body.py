@@ -7,11 +7,11 @@ from typing import Protocol, TypeVar, cast
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from tiercel.byte_order import UTF8_MARK, wide_encoding
-from tiercel.errors import AdmissionError
 from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.body_fault import crowded_field, diagnosed, not_json, shown_name
+from tiercel.server.http.byte_order import UTF8_MARK, wide_encoding
 from tiercel.server.http.watch import ClientGoneError
+from tiercel.values.errors import AdmissionError
 
 MAX_DEPTH = 64
 MAX_CONTAINERS = 16_384  # objects and arrays: more than 2,048 messages with 8,192 content parts need

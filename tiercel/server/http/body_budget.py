@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Generator
 
-from tiercel.errors import AdmissionError
+from tiercel.values.errors import AdmissionError
 
 _RETRY_S = 2  # a body arrives and is read within about this time on a fast connection
 

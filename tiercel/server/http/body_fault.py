@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NoReturn, cast
 
-from tiercel.errors import AdmissionError
+from tiercel.values.errors import AdmissionError
 
 _MAX_DIGITS = 308  # a float can have as many
 _MAX_PARTS = 100_000  # of a body, to find its crowded field

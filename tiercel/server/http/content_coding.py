@@ -4,7 +4,7 @@ expands to a large one is counted before it is expanded."""
 import zlib
 from typing import Protocol
 
-from tiercel.errors import AdmissionError
+from tiercel.values.errors import AdmissionError
 
 ACCEPTED = "gzip, deflate"
 """The codings that are decoded, as a value of `Accept-Encoding`."""

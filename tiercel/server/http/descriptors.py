@@ -2,9 +2,9 @@
 
 import resource
 
-from tiercel.errors import ConfigError
 from tiercel.server.http.gate import RESERVED_CONNECTIONS
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.errors import ConfigError
 
 _OTHER_FILES = 64  # of the process: sockets to the engine, logs, files that are read for a moment
 _MIN_CONNECTIONS = 16

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from tiercel.errors import AdmissionError
-from tiercel.grammar import NOTHING_LEFT
 from tiercel.server.http.content_coding import ACCEPTED
 from tiercel.server.http.message_failure import encode_message_fault, is_of_messages, message_status
 from tiercel.server.http.nearest_route import nearest_route, shown
+from tiercel.values.errors import AdmissionError
+from tiercel.values.grammar import NOTHING_LEFT
 
 SHUTTING_DOWN = "shutting_down"
 _REASON_LETTERS = 400

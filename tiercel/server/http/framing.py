@@ -7,7 +7,7 @@ received bytes the parser may read next, so that one call never reads more than 
 import enum
 from collections.abc import Iterable
 
-from tiercel.units import KIB
+from tiercel.values.units import KIB
 
 MAX_HEAD_BYTES = 64 * KIB  # of a request line and its headers; also of a body's chunk extensions and trailers
 MAX_HEADER_LINES = 100

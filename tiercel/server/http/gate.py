@@ -7,9 +7,9 @@ from collections.abc import Callable
 import structlog
 from msgspec import Struct
 
-from tiercel.clock import Clock, MonotonicClock
-from tiercel.errors import AdmissionError
-from tiercel.units import MIB
+from tiercel.values.clock import Clock, MonotonicClock
+from tiercel.values.errors import AdmissionError
+from tiercel.values.units import MIB
 
 RESERVED_CONNECTIONS = 32  # beyond the maximum: they may ask for the health, and are told to come back later
 _MAX_UNFINISHED_BYTES = 16 * MIB

@@ -15,12 +15,12 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tiercel.errors import AdmissionError
 from tiercel.server.http.failure import refusal_body, refusal_status
 from tiercel.server.http.framing import MAX_HEAD_BYTES, MAX_HEADER_LINES, MessageMeter
 from tiercel.server.http.gate import ConnectionGate, Place, is_health_path, too_much_unfinished
 from tiercel.server.http.message_failure import is_messages_path
 from tiercel.server.http.transfer_coding import coding_fault
+from tiercel.values.errors import AdmissionError
 
 _LINGER_S = 1.0  # to read what the client still sends: closing with unread data resets the connection
 _FRAMING = (b"content-length", b"transfer-encoding")

@@ -12,10 +12,10 @@ from typing import cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tiercel.errors import AdmissionError
-from tiercel.exposure import is_loopback
 from tiercel.server.http.admin_listener import AdminListener
 from tiercel.server.http.failure import fault_response
+from tiercel.settings.exposure import is_loopback
+from tiercel.values.errors import AdmissionError
 
 ANY_HOST = "*"
 

@@ -8,10 +8,10 @@ import ssl
 import stat
 from collections.abc import Generator
 
-from tiercel.errors import ConfigError
-from tiercel.port_holder import ways_out
-from tiercel.server_url import host_fault
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
+from tiercel.system.port_holder import ways_out
+from tiercel.system.server_url import host_fault
+from tiercel.values.errors import ConfigError
 
 _BACKLOG = 2048
 

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 from starlette.types import Scope
 
-from tiercel.errors import AdmissionError
+from tiercel.values.errors import AdmissionError
 
 _PATH = "/v1/messages"
 _MODELS = "/v1/models"

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from tiercel.clock import Clock
+from tiercel.values.clock import Clock
 
 _SWEEPS_PER_LIMIT = 4
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tiercel.errors import ConfigError
+from tiercel.values.errors import ConfigError
 
 
 class RootPath:

@@ -6,7 +6,7 @@ something that its sender did not mean, and a proxy in front may see other limit
 
 from collections.abc import Iterable
 
-from tiercel.errors import AdmissionError
+from tiercel.values.errors import AdmissionError
 
 _NAME = b"transfer-encoding"
 _CHUNKED = b"chunked"

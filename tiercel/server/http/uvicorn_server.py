@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from tiercel.server.http.body_writer import BodyWritingProtocol
 from tiercel.server.http.descriptors import max_connections
 from tiercel.server.http.gate import ConnectionGate, ConnectionLimits
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
 
 FLUSH_S = 5.0  # how long the last bytes of cut streams may take
 _CLOSE = (b"connection", b"close")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
 from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.metrics.exposition import Kind, family, histogram, joined, labels
 from tiercel.server.metrics.histogram import HistogramCounter
-from tiercel.wire import Ready
+from tiercel.values.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
+from tiercel.wire.frames import Ready
 
 ENGINE = "0"
 """The value of the label `engine`: there is one engine."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiercel.outcome import Gauges
+from tiercel.values.outcome import Gauges
 
 _LABEL = ("engine",)
 

@@ -7,8 +7,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiercel.ids import TenantId
-from tiercel.outcome import Finished, Gauges
 from tiercel.server.engine.crash_book import DeathKind
 from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.engine.status import EngineState
@@ -21,7 +19,9 @@ from tiercel.server.metrics.responses import ResponseMetrics
 from tiercel.server.metrics.steps import StepMetrics
 from tiercel.server.metrics.tenants import Counts, TenantMetrics, Waits
 from tiercel.server.metrics.tiers import TierMetrics
-from tiercel.wire import Ready
+from tiercel.values.ids import TenantId
+from tiercel.values.outcome import Finished, Gauges
+from tiercel.wire.frames import Ready
 
 _HTTP_S = (0.1, 0.5, 1)
 _POSTS = (

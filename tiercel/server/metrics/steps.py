@@ -6,9 +6,9 @@ from typing import get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiercel.outcome import ExpertGauges, Gauges, GrammarGauges
-from tiercel.plan import PreemptionReason
 from tiercel.server.metrics.labelled import labelled_counter
+from tiercel.values.outcome import ExpertGauges, Gauges, GrammarGauges
+from tiercel.values.plan import PreemptionReason
 
 
 class StepMetrics(Collector):

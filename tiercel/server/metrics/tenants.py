@@ -7,13 +7,13 @@ lines, and more with detail.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tiercel.ids import TenantId
-from tiercel.outcome import FairGauges, Finished, Gauges, TenantGauges
 from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.metrics.exposition import Kind, family, histogram, joined, labels, single, summary
 from tiercel.server.metrics.histogram import HistogramCounter
 from tiercel.server.tenancy.tenants import TenantTable
-from tiercel.tenant import Slo
+from tiercel.values.ids import TenantId
+from tiercel.values.outcome import FairGauges, Finished, Gauges, TenantGauges
+from tiercel.values.tenant import Slo
 
 _FIRST_TOKEN_S = (0.1, 0.5, 2.0, 10.0)
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiercel.outcome import DiskState, Gauges, RouteGauges, TierGauges
 from tiercel.server.metrics.labelled import labelled_counter, labelled_gauge
-from tiercel.tier import Route, Tier
+from tiercel.values.outcome import DiskState, Gauges, RouteGauges, TierGauges
+from tiercel.values.tier import Route, Tier
 
 _LABELS = ("model_name", "engine")
 _VERIFIED = {Route.VERIFY: Tier.DDR, Route.PREFETCH: Tier.SSD}

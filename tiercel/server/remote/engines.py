@@ -11,18 +11,18 @@ from typing import Self
 
 import structlog
 
-from tiercel.clock import Clock
-from tiercel.engine_address import MAX_ENGINES, EngineAddress, EngineSource, read_engine_list, read_engines
-from tiercel.errors import ConfigError
-from tiercel.exposure import is_loopback
-from tiercel.handshake import IDENTITY_BYTES
-from tiercel.limit_use import EXCHANGE_S
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.supervisor import DeathObserver
 from tiercel.server.engine.wire_access import front_tls, read_secret
 from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.remote.link import EngineLink
-from tiercel.settings import EngineSettings, ServerSettings
+from tiercel.settings.engine_address import MAX_ENGINES, EngineAddress, EngineSource, read_engine_list, read_engines
+from tiercel.settings.exposure import is_loopback
+from tiercel.settings.settings import EngineSettings, ServerSettings
+from tiercel.values.clock import Clock
+from tiercel.values.errors import ConfigError
+from tiercel.values.limit_use import EXCHANGE_S
+from tiercel.wire.handshake import IDENTITY_BYTES
 
 HEARTBEAT_S = 5.0
 """The time without a byte from a host, which answers two pings a second, after which its engine counts as hung."""

@@ -8,15 +8,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from tiercel.block_key import PromptHeads, namespace_key, prompt_heads
-from tiercel.clock import Clock
 from tiercel.fleet.moves import Recall, SequenceMove
 from tiercel.fleet.router import PromptWork
-from tiercel.fleet_wire import LimitUses, unpack_heads
-from tiercel.ids import EngineId, SeqId, TenantId
-from tiercel.limit_use import LimitUse
-from tiercel.outcome import Finished, FinishReason
-from tiercel.request import Request
 from tiercel.server.engine.client import EngineClient, EngineObserver, Submission
 from tiercel.server.engine.crash_book import CrashBook, Death
 from tiercel.server.engine.mailbox import Mailbox, StreamEnd
@@ -26,9 +19,16 @@ from tiercel.server.engine.supervisor import DeathObserver
 from tiercel.server.remote.gauges import FleetGauges
 from tiercel.server.remote.link import EngineLink, LinkState
 from tiercel.server.remote.placement import Placement
-from tiercel.settings import EngineSettings
-from tiercel.tenant import Tenants
-from tiercel.wire import Abort, EngineNews, Ready, Report
+from tiercel.settings.settings import EngineSettings
+from tiercel.values.block_key import PromptHeads, namespace_key, prompt_heads
+from tiercel.values.clock import Clock
+from tiercel.values.ids import EngineId, SeqId, TenantId
+from tiercel.values.limit_use import LimitUse
+from tiercel.values.outcome import Finished, FinishReason
+from tiercel.values.request import Request
+from tiercel.values.tenant import Tenants
+from tiercel.wire.fleet_frames import LimitUses, unpack_heads
+from tiercel.wire.frames import Abort, EngineNews, Ready, Report
 
 HOLD_S = 30.0
 """The time for which sequences wait for an engine when there is none. Then they fail, and new ones are refused."""

@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.outcome import (
+from tiercel.server.remote.link import EngineLink
+from tiercel.values.outcome import (
     DiskState,
     ExpertGauges,
     FairGauges,
@@ -20,7 +21,6 @@ from tiercel.outcome import (
     TenantGauges,
     TierGauges,
 )
-from tiercel.server.remote.link import EngineLink
 
 _LEVELS: Final = (
     "num_running",

@@ -10,9 +10,14 @@ from typing import Protocol, cast
 
 import structlog
 
-from tiercel.clock import Clock
-from tiercel.errors import WireError
-from tiercel.fleet_wire import (
+from tiercel.server.engine.crash_book import Death, DeathKind
+from tiercel.values.clock import Clock
+from tiercel.values.errors import WireError
+from tiercel.values.ids import EngineId, SeqId, TenantId
+from tiercel.values.outcome import Gauges
+from tiercel.values.request import Request
+from tiercel.values.tenant import Tenants
+from tiercel.wire.fleet_frames import (
     BodyDecoder,
     EngineDied,
     Framed,
@@ -29,14 +34,9 @@ from tiercel.fleet_wire import (
     to_host,
     trail_to_front,
 )
-from tiercel.handshake import CHALLENGE_BYTES, NONCE_BYTES, VERDICT_BYTES, FrontHandshake
-from tiercel.ids import EngineId, SeqId, TenantId
-from tiercel.outcome import Gauges
-from tiercel.request import Request
-from tiercel.server.engine.crash_book import Death, DeathKind
-from tiercel.step_record import EngineTrail
-from tiercel.tenant import Tenants
-from tiercel.wire import Abort, EngineNews, Loading, Ready, Report, SetTenants, SetWeights, Submit
+from tiercel.wire.frames import Abort, EngineNews, Loading, Ready, Report, SetTenants, SetWeights, Submit
+from tiercel.wire.handshake import CHALLENGE_BYTES, NONCE_BYTES, VERDICT_BYTES, FrontHandshake
+from tiercel.wire.step_record import EngineTrail
 
 _CONNECT_S = 5.0  # for the connection, TLS and the Hello together
 _PING_S = 0.5

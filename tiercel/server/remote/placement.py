@@ -7,9 +7,9 @@ from tiercel.fleet.account import FleetAccount
 from tiercel.fleet.moves import Moves, SequenceMove
 from tiercel.fleet.prefix_index import PrefixIndex
 from tiercel.fleet.router import PromptWork, Router
-from tiercel.ids import EngineId, KeyHead, SeqId, TenantId
-from tiercel.rates import EngineSpeed
-from tiercel.tenant import Tenants
+from tiercel.values.ids import EngineId, KeyHead, SeqId, TenantId
+from tiercel.values.rates import EngineSpeed
+from tiercel.values.tenant import Tenants
 
 WEIGHTS_S = 0.25
 """The least time between two looks at the service of tenants, as engines report it."""

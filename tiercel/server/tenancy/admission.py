@@ -12,10 +12,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tiercel.clock import Clock
-from tiercel.errors import AdmissionError
-from tiercel.ids import TenantId
-from tiercel.limit_use import EXCHANGE_S
 from tiercel.server.http.failure import SHUTTING_DOWN
 from tiercel.server.tenancy.allowance import Allowance
 from tiercel.server.tenancy.forecast import HALF_LIFE_S, IDLE_HALF_LIFE_S
@@ -23,7 +19,11 @@ from tiercel.server.tenancy.overload import OverloadControl, OverloadLevel
 from tiercel.server.tenancy.rate_bucket import RateBucket, show_wait
 from tiercel.server.tenancy.tenants import DEFAULT_TENANT, Tenant
 from tiercel.server.tenancy.usage import TenantUsage, UsageBook
-from tiercel.tenant import LAST_BAND
+from tiercel.values.clock import Clock
+from tiercel.values.errors import AdmissionError
+from tiercel.values.ids import TenantId
+from tiercel.values.limit_use import EXCHANGE_S
+from tiercel.values.tenant import LAST_BAND
 
 _MAX_RETRY_S = 60
 _UNKNOWN_RETRY_S = 2

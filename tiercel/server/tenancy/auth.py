@@ -6,10 +6,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.types import Scope
 
-from tiercel.errors import AdmissionError
-from tiercel.exposure import is_loopback
 from tiercel.server.tenancy.directory import TenantDirectory
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
+from tiercel.settings.exposure import is_loopback
+from tiercel.values.errors import AdmissionError
 
 BATCH_TENANT = "batch_tenant"
 """The entry of the state of a scope that names the tenant of a request of a batch. No client can set it."""

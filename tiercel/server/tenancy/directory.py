@@ -7,11 +7,11 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from tiercel.errors import ConfigError
 from tiercel.server.tenancy.operator_document import DocumentError, read_json, read_yaml
 from tiercel.server.tenancy.tenant_file import TenantConfig, load_tenant_file, read_tenants
 from tiercel.server.tenancy.tenants import Source, Tenant, TenantTable, default_table, digest_of, make_table
-from tiercel.settings import ServerSettings
+from tiercel.settings.settings import ServerSettings
+from tiercel.values.errors import ConfigError
 
 BODY_NAME = "request body"
 """The name of a document that came in a request, for error messages."""

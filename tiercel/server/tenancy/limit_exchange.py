@@ -8,12 +8,12 @@ import itertools
 import math
 from collections.abc import Mapping
 
-from tiercel.clock import Clock
 from tiercel.fleet.peer_uses import PeerUses
-from tiercel.ids import TenantId
-from tiercel.limit_use import EXCHANGE_S, LimitUse
 from tiercel.server.tenancy.rate_bucket import RateBucket
 from tiercel.server.tenancy.usage import TenantUsage, UsageBook
+from tiercel.values.clock import Clock
+from tiercel.values.ids import TenantId
+from tiercel.values.limit_use import EXCHANGE_S, LimitUse
 
 _KEPT = 0.5 ** (EXCHANGE_S / 5.0)  # decay of the recent requests at each exchange; the half-life is 5 s
 _QUIET = 0.01  # recent requests below which a tenant counts as quiet

@@ -2,7 +2,7 @@
 
 import enum
 
-from tiercel.clock import Clock
+from tiercel.values.clock import Clock
 
 _RAISE_AT = (0.5, 0.8)  # pressure from which FULL and SHORTENED are raised
 _LOWER_BELOW = (0.3, 0.6)  # pressure below which SHORTENED and DEFERRED are lowered

@@ -10,9 +10,6 @@ from typing import TypeVar, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from tiercel.errors import ConfigError
-from tiercel.file_trust import check_named_file
-from tiercel.ids import TenantId
 from tiercel.server.tenancy.operator_document import MAX_BYTES, DocumentError, read_yaml
 from tiercel.server.tenancy.tenant_schema import (
     FIELDS_BY_PATH,
@@ -23,7 +20,10 @@ from tiercel.server.tenancy.tenant_schema import (
     field_names,
 )
 from tiercel.server.tenancy.tenants import BestEffort, Limits, Tenant, scope_of
-from tiercel.tenant import LAST_BAND, KvQuota, Slo, TenantShare
+from tiercel.system.file_trust import check_named_file
+from tiercel.values.errors import ConfigError
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import LAST_BAND, KvQuota, Slo, TenantShare
 
 F = TypeVar("F", bound=StrictFields)
 

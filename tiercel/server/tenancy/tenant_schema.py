@@ -8,8 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from tiercel.server.tenancy.tenants import digest_of
-from tiercel.tenant import LAST_BAND
-from tiercel.units import parse_bytes
+from tiercel.values.tenant import LAST_BAND
+from tiercel.values.units import parse_bytes
 
 MAX_TENANTS: Final = 10_000
 MAX_KEYS: Final = 64  # per tenant

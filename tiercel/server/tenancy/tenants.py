@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tiercel.ids import TenantId
-from tiercel.tenant import DEFAULT_TENANT as DEFAULT_NAME
-from tiercel.tenant import Tenants, TenantShare
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import DEFAULT_TENANT as DEFAULT_NAME
+from tiercel.values.tenant import Tenants, TenantShare
 
 Source = Literal["settings", "file", "request"]
 

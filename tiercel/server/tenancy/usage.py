@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 
-from tiercel.clock import Clock
-from tiercel.ids import TenantId
-from tiercel.process_settings import PolicyName
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStage
 from tiercel.server.tenancy.allowance import Allowance
 from tiercel.server.tenancy.forecast import DrainRate, ForecastError, PromptThroughput
 from tiercel.server.tenancy.rate_bucket import RateBucket
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
-from tiercel.tenant import TenantShare, served_band
+from tiercel.values.clock import Clock
+from tiercel.values.ids import TenantId
+from tiercel.values.tenant import PolicyName, TenantShare, served_band
 
 _SMOOTHING = 0.1
 

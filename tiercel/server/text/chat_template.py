@@ -9,7 +9,6 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.errors import AdmissionError
 from tiercel.server.text.answer.reader import READ_MARKS
 from tiercel.server.text.marking import (
     changed_message,
@@ -25,6 +24,7 @@ from tiercel.server.text.template_traces import Rendering, TemplateTraces, read_
 from tiercel.server.text.tokenizer import TextCodec
 from tiercel.server.text.tool_prompt import PROMPT_MARKS, described
 from tiercel.server.text.vocabulary import Vocabulary
+from tiercel.values.errors import AdmissionError
 
 _GROWTH = 4  # letters that a template may write for one letter of the messages: it escapes or repeats some
 _FRAME_LETTERS = 1024 * 1024  # that it may write besides: 512 around each of 2,048 messages

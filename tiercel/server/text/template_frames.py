@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import Struct
 
-from tiercel.frame_body import encode_body
+from tiercel.wire.encoding import encode_body
 
 
 class ChatMessage(Struct, frozen=True):

@@ -6,7 +6,6 @@ in a process of its own, so that only the request whose messages it renders is l
 
 from collections.abc import Mapping
 
-from tiercel.errors import AdmissionError, ConfigError, WireError
 from tiercel.server.text.template_frames import (
     Compiled,
     Rendered,
@@ -17,6 +16,7 @@ from tiercel.server.text.template_frames import (
     rendering_decoder,
 )
 from tiercel.server.workers.pool import Loss, WorkerPool, WorkerStartError
+from tiercel.values.errors import AdmissionError, ConfigError, WireError
 
 LIMIT_S = 2.0
 """Maximum time of one rendering."""

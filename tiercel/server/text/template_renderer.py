@@ -11,8 +11,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tiercel.errors import AdmissionError, ConfigError
 from tiercel.server.text.template_frames import ChatMessage, RenderJob
+from tiercel.values.errors import AdmissionError, ConfigError
 
 _FAILURES = (
     *(jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError),

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from tiercel.errors import AdmissionError
 from tiercel.server.text.template_frames import ChatMessage, RenderJob
+from tiercel.values.errors import AdmissionError
 
 _WORDS = {
     "user": "usertrace",

@@ -2,7 +2,6 @@
 
 import datetime
 
-from tiercel.errors import AdmissionError, ConfigError, WireError
 from tiercel.server.text.template_frames import (
     Compiled,
     Rendered,
@@ -14,6 +13,7 @@ from tiercel.server.text.template_frames import (
 )
 from tiercel.server.text.template_renderer import TemplateRenderer
 from tiercel.server.workers.serving import Work, serve
+from tiercel.values.errors import AdmissionError, ConfigError, WireError
 
 COMPILE_S = 10.0
 """Maximum time to compile a template: jinja2 computes constants."""

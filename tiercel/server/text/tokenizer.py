@@ -11,10 +11,10 @@ from typing import Literal, cast
 from msgspec import Struct
 from tokenizers import Tokenizer
 
-from tiercel.checkpoint import read_json_object
-from tiercel.errors import ConfigError
-from tiercel.file_fault import is_there, list_folder
+from tiercel.modelfile.checkpoint import read_json_object
 from tiercel.server.text.vocabulary import Vocabulary
+from tiercel.system.file_fault import is_there, list_folder
+from tiercel.values.errors import ConfigError
 
 _TEMPLATES = ("default", "tool_use")  # of named templates; those of other names are for other uses
 _NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 
-from tiercel.clock import Clock
-from tiercel.outcome import Finished
 from tiercel.server.engine.generation import Generation
 from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.tracing.context import TraceContext
+from tiercel.values.clock import Clock
+from tiercel.values.outcome import Finished
 
 
 class RequestRecord:

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from tiercel.errors import ConfigError
 from tiercel.server.tracing.trace import Trace
+from tiercel.values.errors import ConfigError
 
 
 class TraceSink(Protocol):

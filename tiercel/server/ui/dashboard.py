@@ -7,8 +7,6 @@ from itertools import islice
 import msgspec
 
 from tiercel import __version__
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import Gauges, SequenceGauges, SequenceState, TierGauges
 from tiercel.server.api.context import ServerContext
 from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.metrics.registry import ServerMetrics
@@ -32,6 +30,8 @@ from tiercel.server.ui.snapshot import (
     ViewerSnapshot,
     WorkSnapshot,
 )
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import Gauges, SequenceGauges, SequenceState, TierGauges
 
 MAX_TENANTS = 24  # listed by name
 MAX_TIER_TENANTS = 8  # listed for one tier

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import FairGauges, TenantGauges
 from tiercel.server.api.context import ServerContext
 from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.metrics.tenants import TenantMetricsSample
-from tiercel.tenant import TenantShare
+from tiercel.values.ids import SeqId, TenantId
+from tiercel.values.outcome import FairGauges, TenantGauges
+from tiercel.values.tenant import TenantShare
 
 OpenSequence = tuple[SeqId, SequenceFacts]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiercel.file_fault import list_folder
+from tiercel.system.file_fault import list_folder
 
 _FOLDER = Path(__file__).with_name("static")
 _TYPE_BY_ENDING = {

@@ -12,10 +12,10 @@ import time
 
 import structlog
 
-from tiercel.config import worker_environment
-from tiercel.errors import AdmissionError, TiercelError
-from tiercel.process_limits import blame, show_memory_limits
 from tiercel.server.workers.frames import read_frame, with_length
+from tiercel.settings.config import worker_environment
+from tiercel.system.process_limits import blame, show_memory_limits
+from tiercel.values.errors import AdmissionError, TiercelError
 
 _START_S = 60.0  # maximum time for the start of a process: its imports, on a machine that is busy
 _GRACE_S = 1.0  # after which a process is killed that did not end itself at the limit

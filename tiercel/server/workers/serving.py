@@ -11,9 +11,9 @@ import socket
 from collections.abc import Callable
 from typing import TypeVar
 
-from tiercel.process_limits import lower_limit
 from tiercel.server.workers.frames import read_frame, with_length
-from tiercel.standard_streams import guard_streams
+from tiercel.system.process_limits import lower_limit
+from tiercel.system.standard_streams import guard_streams
 
 MEMORY_BYTES = 1024 * 1024 * 1024
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery, enough, read_text, single
+from tiercel.values.errors import ConfigError
 
 _COLUMNS = ("Model", "Request tokens", "Response tokens")
 

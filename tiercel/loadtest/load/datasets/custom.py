@@ -1,8 +1,8 @@
 """`custom`: prompts of a file with one JSON object per line: `{"prompt": "...", "output_tokens": 64}`."""
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery, enough, json_lines, single
+from tiercel.values.errors import ConfigError
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:

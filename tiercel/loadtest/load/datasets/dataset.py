@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation, Turn
 from tiercel.loadtest.load.mix import DatasetSettings
 from tiercel.loadtest.load.tokens import TextMaker
+from tiercel.values.errors import ConfigError
 
 
 class DatasetQuery(Struct, frozen=True):

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery, enough, read_json, read_text, single
+from tiercel.values.errors import ConfigError
 
 _MIN_TOKENS = 4
 _MAX_INPUT_TOKENS = 1024

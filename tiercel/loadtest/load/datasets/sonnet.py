@@ -2,10 +2,10 @@
 
 import random
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery, read_text, single
 from tiercel.loadtest.load.datasets.sonnet_lines import LINES
+from tiercel.values.errors import ConfigError
 
 _TASK = "Pick as many lines as you can from these poem lines:\n"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from msgspec import Struct, ValidationError, convert
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery, enough, json_lines, single
+from tiercel.values.errors import ConfigError
 
 BLOCK_TOKENS = 512
 

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 
 from msgspec import Struct
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.replies.usage import UsageBody
 from tiercel.server.http.failure import fault_of
 from tiercel.server.http.sse import DONE, KEEP_ALIVE, event
+from tiercel.values.errors import AdmissionError
 
 
 class DataEvents(ABC):

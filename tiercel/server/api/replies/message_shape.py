@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, UnsetType
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.replies.message_blocks import BlockWriter
 from tiercel.server.api.replies.messages import (
     MessageDelta,
@@ -23,6 +22,7 @@ from tiercel.server.http.message_failure import message_fault_of
 from tiercel.server.http.sse import event
 from tiercel.server.text.answer.event import AnswerEvent, AnswerParser, parts_of
 from tiercel.server.text.answer.reader import AnswerReader
+from tiercel.values.errors import AdmissionError
 
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _REASONS: dict[str, StopReason] = {"length": "max_tokens", "timeout": "pause_turn"}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Struct, UnsetType
 from msgspec.structs import replace
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.replies.chat import ChatToken, ChatTokenChoice
 from tiercel.server.api.replies.hole import hole, list_pieces
 from tiercel.server.api.replies.response_events import (
@@ -48,6 +47,7 @@ from tiercel.server.text.answer.event import (
     parts_of,
 )
 from tiercel.server.text.answer.reader import AnswerReader
+from tiercel.values.errors import AdmissionError
 
 _REASONS = {"length": "max_output_tokens"}
 

@@ -6,7 +6,6 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.errors import AdmissionError, ConfigError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import BODY_REFUSALS, JSON, KEY_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.replies.admin import (
@@ -25,7 +24,8 @@ from tiercel.server.http.body import read_body
 from tiercel.server.tenancy.directory import BODY_NAME
 from tiercel.server.tenancy.operator_document import DocumentError, read_json
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
-from tiercel.settings_report import report_settings
+from tiercel.settings.report import report_settings
+from tiercel.values.errors import AdmissionError, ConfigError
 
 _YAML = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain")
 _SHOWN_BYTES = 4  # of a digest: eight hexadecimal digits

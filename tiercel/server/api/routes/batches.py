@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import BODY_REFUSALS, KEY_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.paging import page_of, page_query
@@ -19,6 +18,7 @@ from tiercel.server.batch.quota import storage_full
 from tiercel.server.batch.records import BatchRecord
 from tiercel.server.http.answer import json_answer
 from tiercel.server.tenancy.auth import tenant_of
+from tiercel.values.errors import AdmissionError
 
 _PAGE = 20  # batches of a list, if the client names no number
 _MAX_PAGE = 100

@@ -6,7 +6,6 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.expansion import check_expansion
@@ -18,6 +17,7 @@ from tiercel.server.api.schemas.completion import CompletionFields
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.truncation import truncated, truncation_of
 from tiercel.server.text.fill_in import FillInTokens
+from tiercel.values.errors import AdmissionError
 
 _TOKEN_BYTES = 8  # the place of a token in a list; a token has at least one character
 _LARGE_TOKENS = 16 * 1024  # of all prompts: more than this are checked by a worker

@@ -7,7 +7,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import BODY_REFUSALS, KEY_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.hold import Hold
@@ -33,6 +32,7 @@ from tiercel.server.http.answer import json_answer
 from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.pieces import PieceAnswer
 from tiercel.server.tenancy.auth import tenant_of
+from tiercel.values.errors import AdmissionError
 
 _PAGE = 20  # items of a list, if the client names no number
 _MAX_PAGE = 100

@@ -6,7 +6,6 @@ import secrets
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.middleware import record_of
@@ -24,6 +23,7 @@ from tiercel.server.api.schemas.embeddings import (
 )
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.tracing.record import RequestRecord
+from tiercel.values.errors import AdmissionError
 
 _OWN_FIELDS = ("truncate_prompt_tokens",)  # which other routes refuse
 

@@ -7,7 +7,6 @@ from typing import get_args
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import BODY_REFUSALS, KEY_REFUSALS, ApiRoute, Contract, QueryField
 from tiercel.server.api.file_content import file_content
@@ -20,6 +19,7 @@ from tiercel.server.batch.upload_form import UploadForm
 from tiercel.server.http.answer import json_answer
 from tiercel.server.http.watch import ClientGoneError, linger
 from tiercel.server.tenancy.auth import tenant_of
+from tiercel.values.errors import AdmissionError
 
 DISABLED_OR_DRAINING = (403, 503)
 _FORM = "multipart/form-data"

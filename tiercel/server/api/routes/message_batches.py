@@ -7,7 +7,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import BODY_REFUSALS, KEY_REFUSALS, ApiRoute, Contract, QueryField
 from tiercel.server.api.file_content import file_content
@@ -23,6 +22,7 @@ from tiercel.server.http.answer import json_answer
 from tiercel.server.http.body import check_json_type, read_body
 from tiercel.server.http.message_failure import MessageFaultBody
 from tiercel.server.tenancy.auth import tenant_of
+from tiercel.values.errors import AdmissionError
 
 _PAGE = 20  # batches of a list, if the client names no number
 _MAX_PAGE = 1000

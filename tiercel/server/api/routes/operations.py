@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel import __version__
-from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import KEY_REFUSALS, ApiRoute, Contract, QueryField
 from tiercel.server.api.replies.operations import HealthReply, LoadReply, ReadyReply, UnreadyStatus, VersionReply
@@ -16,6 +15,7 @@ from tiercel.server.engine.status import EngineState
 from tiercel.server.http.answer import json_answer
 from tiercel.server.http.failure import Fault
 from tiercel.server.tenancy.directory import in_thread
+from tiercel.values.errors import AdmissionError
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _DETAIL = "tenants"  # the only detail of /metrics

@@ -10,7 +10,6 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.begun import BegunAnswer
 from tiercel.server.api.chat_call import ChatCall
 from tiercel.server.api.context import ServerContext
@@ -56,6 +55,7 @@ from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.pieces import PieceAnswer
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.auth import tenant_of
+from tiercel.values.errors import AdmissionError
 
 _NUMBER = re.compile(r"-1|[0-9]{1,9}")
 _MAX_PAGE = 100

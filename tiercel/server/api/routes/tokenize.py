@@ -8,7 +8,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import GENERATION_REFUSALS, KEY_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.middleware import record_of
@@ -24,6 +23,7 @@ from tiercel.server.http.pieces import PieceAnswer
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.admission import Entry
 from tiercel.server.tenancy.auth import tenant_of
+from tiercel.values.errors import AdmissionError
 
 _OF_FILES = ("vocab_file", "merges_file", "tokenizer_file", "name_or_path")
 

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, Flag, Integer, Metadata, Word
 from tiercel.server.api.schemas.sampling import SamplingFields
 from tiercel.server.api.schemas.tools import (
@@ -17,6 +16,7 @@ from tiercel.server.api.schemas.tools import (
     CallFields,
     ToolFields,
 )
+from tiercel.values.errors import AdmissionError
 
 NumOutputs = Annotated[Integer, Field(json_schema_extra={"minimum": 1})]
 """A maximum number of output tokens. `params` checks it: with `prompt_logprobs` it may be 0."""

@@ -9,9 +9,9 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, Strict
 from pydantic_core import ErrorDetails
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.fault_words import fault_words
 from tiercel.server.api.schemas.unsupported import is_harmless
+from tiercel.values.errors import AdmissionError
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 8192  # of the contents of all messages

@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Raw, Struct
 from pydantic import ConfigDict, Field
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.fields import Fields, Word
 from tiercel.server.batch.line import MAX_LINES, BatchLine, one_line, wants_stream
 from tiercel.server.batch.records import MESSAGES_ENDPOINT
+from tiercel.values.errors import AdmissionError
 
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PLACE = re.compile(r"`\$((?:\.requests)?)(?:\[([0-9]+)\])?")

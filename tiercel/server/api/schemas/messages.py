@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, Finite, Flag, Integer, Word
 from tiercel.server.api.schemas.sampling import INT64_MAX, INT64_MIN, StopText, Timeout
+from tiercel.values.errors import AdmissionError
 
 MAX_STOP_SEQUENCES = 16
 MAX_MESSAGE_TOOLS = 128

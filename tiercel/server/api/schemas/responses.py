@@ -5,9 +5,9 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Field, SkipValidation
 
-from tiercel.errors import AdmissionError
 from tiercel.server.api.schemas.fields import Fields, Flag, Integer, Metadata
 from tiercel.server.api.schemas.sampling import SamplingFields
+from tiercel.values.errors import AdmissionError
 
 MAX_TOOLS = 128
 

@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tiercel.request import MAX_LOOKUP_TOKENS
 from tiercel.server.api.schemas.fields import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
@@ -20,6 +19,7 @@ from tiercel.server.api.schemas.fields import (
 )
 from tiercel.server.api.schemas.structured import StructuredFields
 from tiercel.server.api.schemas.truncation import INT64_MAX, TruncationFields
+from tiercel.values.request import MAX_LOOKUP_TOKENS
 
 INT64_MIN = -(2**63)
 MAX_STOP_LETTERS = 256

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import cast
 
-from tiercel.errors import AdmissionError
+from tiercel.values.errors import AdmissionError
 
 _GUIDED = frozenset(
     {"guided_json", "guided_regex", "guided_choice", "guided_grammar"}

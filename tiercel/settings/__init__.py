@@ -1,0 +1,1 @@
+"""The settings: their declarations, the sources of their values, and what holds between them."""

@@ -1,0 +1,1 @@
+"""The frames between processes, and the handshake before them."""
