@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tiercel.server.engine.child import engine_command
+from tiercel.server.client.child import engine_command
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ENGINE = "\0".join(engine_command()[1:]).encode()  # without the interpreter, which has several paths

@@ -62,7 +62,7 @@ _HOST = """
 import json, sys
 from tiercel.settings.config import resolve
 from tiercel.settings.engine_address import EngineAddress
-from tiercel.server.host.launch import host_engine
+from tiercel.server.hosting.launch import host_engine
 settings = resolve({"engine_secret_file": sys.argv[1]}).settings
 sys.exit(host_engine(settings, EngineAddress("127.0.0.1", 0), command=json.loads(sys.argv[2])))
 """

@@ -100,16 +100,16 @@ SERVER: dict[str, set[str]] = {
     "workers": set(),
     "text": {"workers"},
     "grammar": {"workers"},
-    "engine": {"text"},
-    "tenancy": {"http", "engine"},
-    "host": {"engine"},
-    "remote": {"engine"},
-    "control": {"http", "engine", "tenancy"},
+    "client": {"text"},
+    "tenancy": {"http", "client"},
+    "hosting": {"client"},
+    "links": {"client"},
+    "control": {"http", "client", "tenancy"},
     "batch": {"http", "tenancy"},
-    "metrics": {"engine", "tenancy"},
-    "tracing": {"engine"},
-    "api": {"http", "text", "grammar", "engine", "tenancy", "control", "batch", "metrics", "tracing"},
-    "ui": {"http", "api", "engine", "tenancy", "metrics"},
+    "metrics": {"client", "tenancy"},
+    "tracing": {"client"},
+    "api": {"http", "text", "grammar", "client", "tenancy", "control", "batch", "metrics", "tracing"},
+    "ui": {"http", "api", "client", "tenancy", "metrics"},
 }
 # The rooms of the load test -> rooms of the load test that they may import; `bench`, `plan`, `evaluation` and `target`
 # stand on top of them, `settings` and `machine` beside those.
@@ -147,7 +147,7 @@ CATCH_ALL = {
     "kvcache/store/mover.py": 1,  # the body of the copying threads
     "server/api/middleware.py": 1,
     "server/batch/worker.py": 1,  # the work on one batch
-    "server/engine/generation.py": 1,  # the handling of one report for one request
+    "server/client/generation.py": 1,  # the handling of one report for one request
     "server/grammar/worker.py": 1,  # llguidance's reader of GBNF raises bare ones
     "server/text/tokenizer.py": 1,  # tokenizers raises a bare Exception; anything else passes through
 }

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from tiercel.cli.main import main
-from tiercel.server.engine.supervisor import Supervisor
+from tiercel.server.client.supervisor import Supervisor
 
 _EVERY_S = 1.0
 _LEAK_BYTES = 1 << 20

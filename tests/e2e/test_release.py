@@ -7,8 +7,8 @@ import pytest
 
 from tests.e2e.test_restart import HandEngine
 from tiercel.embedded import MODEL_DIR
-from tiercel.server.engine.child import EngineChild, engine_command
-from tiercel.server.engine.inherited import InheritedResources
+from tiercel.server.client.child import EngineChild, engine_command
+from tiercel.server.client.inherited import InheritedResources
 from tiercel.settings.settings import EngineSettings
 from tiercel.system.kv_folder import lock_folder
 from tiercel.values.errors import ConfigError

@@ -17,8 +17,8 @@ from tests.e2e.daemon import TIERCEL, Daemon, daemon
 from tests.e2e.prompts import MIN_TOKENS, ONE_THREAD, PROMPTS, cached_tokens, text
 from tests.seeds import fast_and_slow
 from tiercel.embedded import MODEL_DIR
-from tiercel.server.engine.child import EngineChild, engine_command
-from tiercel.server.engine.inherited import InheritedResources
+from tiercel.server.client.child import EngineChild, engine_command
+from tiercel.server.client.inherited import InheritedResources
 from tiercel.settings.settings import EngineSettings
 from tiercel.values.ids import SeqId
 from tiercel.values.outcome import Finished, FinishReason, Gauges

@@ -11,9 +11,9 @@ from tests.observability.page import samples
 from tests.server.fleet_parts import Access
 from tests.server.harness import Running, server_settings, with_server
 from tiercel.server.app import create_app
+from tiercel.server.links.fleet_client import FleetClient
+from tiercel.server.links.link import EngineLink
 from tiercel.server.metrics.registry import ServerMetrics
-from tiercel.server.remote.fleet_client import FleetClient
-from tiercel.server.remote.link import EngineLink
 from tiercel.values.clock import ManualClock
 
 DOC = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"

@@ -15,10 +15,10 @@ from tiercel.scheduler.aging import AgingShare
 from tiercel.scheduler.fairness import Charge, TenantBook
 from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
 from tiercel.scheduler.preemption_limiter import PreemptionLimiter
+from tiercel.scheduler.preemption_order import VictimCandidate, victims
 from tiercel.scheduler.preemption_rules import PreemptionRules
 from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import FairOrder, WaitingSequence
-from tiercel.scheduler.victim import VictimCandidate, victims
 from tiercel.values.ids import SeqId, TenantId
 
 BookMaker = Callable[[FairLimits, dict[TenantId, float]], TenantBook]

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from tests.server.fake_engine import FakeEngine, Script
-from tiercel.server.engine.crash_book import CrashVerdict, Death, DeathKind
-from tiercel.server.engine.mailbox import Mailbox, StreamEnd
-from tiercel.server.engine.sequences import SequenceStart
-from tiercel.server.host.front_session import FrontSession
-from tiercel.server.host.hosted_engine import HostedEngine
+from tiercel.server.client.collector import Mailbox, StreamEnd
+from tiercel.server.client.crash_book import CrashVerdict, Death, DeathKind
+from tiercel.server.client.sequences import SequenceStart
+from tiercel.server.hosting.front_session import FrontSession
+from tiercel.server.hosting.hosted_engine import HostedEngine
+from tiercel.server.links.fleet_client import FleetClient
+from tiercel.server.links.link import EngineLink
 from tiercel.server.metrics.registry import ServerMetrics
-from tiercel.server.remote.fleet_client import FleetClient
-from tiercel.server.remote.link import EngineLink
 from tiercel.settings.settings import EngineSettings
 from tiercel.values.clock import Clock, MonotonicClock
 from tiercel.values.ids import TenantId
@@ -132,7 +132,7 @@ async def read_tokens(mailbox: Mailbox) -> list[int]:
 async def read_end(mailbox: Mailbox) -> StreamEnd:
     """Read a stream to its early end."""
     while not isinstance(taken := await mailbox.take(), StreamEnd):
-        pass
+        assert not any(delivery.finished for delivery in taken), "it has ended by itself"
     return taken
 
 

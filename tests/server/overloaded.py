@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from tiercel.scheduler.cost import linear_times
-from tiercel.server.engine.client import EngineClient
-from tiercel.server.engine.mailbox import Mailbox
-from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
+from tiercel.server.client.client import EngineClient
+from tiercel.server.client.collector import Mailbox
+from tiercel.server.client.sequences import SequenceFacts, SequenceStart
 from tiercel.server.tenancy.admission import Admission, AdmissionRequest, ServiceLevel
 from tiercel.server.tenancy.tenants import Tenant, make_table
 from tiercel.server.tenancy.usage import UsageBook

@@ -69,6 +69,7 @@ def test_a_worker_that_cannot_start_is_no_fault_of_the_template() -> None:
     code = """
 from tiercel.values.errors import ConfigError
 from tiercel.server.text.template_pool import TemplatePool
+TemplatePool.open("{{ messages }}", {}).close()  # imports all that needs memory in this process
 r.setrlimit(r.RLIMIT_AS, (20 * 2**20, 20 * 2**20))
 try:
     TemplatePool.open("{{ messages }}", {})

@@ -34,6 +34,6 @@ def engine(given: dict[str, object]) -> int:
     if resolved.settings.server.engines is not None:
         raise ConfigError("engine.engines", "--engines has no effect on an engine: it is for `tiercel serve`")
     # lazy: no other verb needs it
-    from tiercel.server.host.launch import host_engine
+    from tiercel.server.hosting.launch import host_engine
 
     return host_engine(resolved.settings, listen)

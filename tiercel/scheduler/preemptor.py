@@ -9,9 +9,9 @@ from tiercel.scheduler.account import Account
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import Draft
 from tiercel.scheduler.policy import Holdings
+from tiercel.scheduler.preemption_order import VictimCandidate, victims
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.scheduler.victim import VictimCandidate, victims
 from tiercel.values.ids import SeqId
 from tiercel.values.plan import PreemptionReason
 

@@ -17,14 +17,14 @@ from tiercel.server.api.generation_config import load_sampling_defaults
 from tiercel.server.api.object_store import ObjectStore, StoreLimits
 from tiercel.server.api.pooling import read_pooling
 from tiercel.server.batch.service import BatchService
+from tiercel.server.client.client import EngineClient
+from tiercel.server.client.status import EngineState
 from tiercel.server.control.configuration import Configuration, SettingsVersion
-from tiercel.server.engine.client import EngineClient
-from tiercel.server.engine.status import EngineState
 from tiercel.server.grammar.checker import GrammarChecker
 from tiercel.server.http.body_budget import BodyBudget
+from tiercel.server.links.fleet_client import FleetClient
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.metrics.tenants import oldest_waits
-from tiercel.server.remote.fleet_client import FleetClient
 from tiercel.server.tenancy.admission import Admission
 from tiercel.server.tenancy.directory import TenantDirectory, open_directory
 from tiercel.server.tenancy.limit_exchange import LimitExchange

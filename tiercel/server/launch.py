@@ -10,19 +10,19 @@ from typing import TextIO
 import structlog
 from msgspec.structs import replace
 
+from tiercel.server.client.child import engine_command
+from tiercel.server.client.inherited import InheritedResources
+from tiercel.server.client.supervisor import Supervisor
 from tiercel.server.composition import build_context
 from tiercel.server.control.memory import return_large_buffers
 from tiercel.server.control.predecessor import Predecessor
-from tiercel.server.engine.child import engine_command
-from tiercel.server.engine.inherited import InheritedResources
-from tiercel.server.engine.supervisor import Supervisor
 from tiercel.server.http.activation import open_listener
 from tiercel.server.http.descriptors import max_connections
 from tiercel.server.http.listen import bind_admin, check_tls
 from tiercel.server.http.uvicorn_server import hide_cut_streams, loop_factory
 from tiercel.server.leaving import EXIT_CONFIG
 from tiercel.server.lifecycle import Daemon
-from tiercel.server.remote.engines import HEARTBEAT_S, RemoteEngines
+from tiercel.server.links.engines import HEARTBEAT_S, RemoteEngines
 from tiercel.settings.config import Resolved
 from tiercel.settings.exposure import check_exposure
 from tiercel.settings.settings import ServerSettings, Settings

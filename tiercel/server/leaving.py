@@ -5,10 +5,10 @@ import asyncio
 import structlog
 
 from tiercel.server.api.context import ServerContext
+from tiercel.server.client.collector import StreamEnd
+from tiercel.server.client.status import EngineState
+from tiercel.server.client.supervisor import Supervision
 from tiercel.server.control.systemd import SystemdNotifier
-from tiercel.server.engine.mailbox import StreamEnd
-from tiercel.server.engine.status import EngineState
-from tiercel.server.engine.supervisor import Supervision
 from tiercel.server.http.uvicorn_server import FLUSH_S, QuietServer
 from tiercel.server.tenancy.admission import shutting_down
 

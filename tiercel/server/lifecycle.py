@@ -9,14 +9,14 @@ import structlog
 
 from tiercel.server.api.context import ServerContext
 from tiercel.server.app import create_app
+from tiercel.server.client.client import EngineClient
+from tiercel.server.client.status import EngineState
+from tiercel.server.client.supervisor import Supervision
 from tiercel.server.control.handover import Handover
 from tiercel.server.control.memory import MemoryTrimmer
 from tiercel.server.control.messages import ADMIN, HTTP
 from tiercel.server.control.predecessor import Predecessor
 from tiercel.server.control.systemd import SystemdNotifier
-from tiercel.server.engine.client import EngineClient
-from tiercel.server.engine.status import EngineState
-from tiercel.server.engine.supervisor import Supervision
 from tiercel.server.http.admin_listener import AdminListener
 from tiercel.server.http.listen import url_of
 from tiercel.server.http.reaper import Reaper, UvicornConnection

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.fleet.account import FleetAccount
+from tiercel.fleet.balance import FleetAccount
 from tiercel.fleet.moves import Moves
 from tiercel.fleet.prefix_index import PrefixIndex
 from tiercel.fleet.router import SHARE_QUANTUM_MS, PromptWork, RouteChoice, Router

@@ -17,8 +17,8 @@ from tiercel.server.api.replies.partial_json import partial_object
 from tiercel.server.api.replies.response_shape import ResponseShape
 from tiercel.server.api.replies.responses import ReasoningBody, ResponseBody
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.choice_text import ChoiceDelta
-from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
+from tiercel.server.client.choice_text import ChoiceDelta
+from tiercel.server.client.logprobs import DrawnTokens, PackedLogprobs
 from tiercel.server.text.answer.formats import FORMATS
 from tiercel.server.text.answer.reader import AnswerReader
 from tiercel.server.text.tokenizer import TextCodec

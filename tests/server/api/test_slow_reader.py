@@ -16,12 +16,12 @@ from tiercel.server.api.replies.completion import TextShape
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.stream import EventStream, StreamRules
 from tiercel.server.api.whole import WholeReply
-from tiercel.server.engine.choice_text import ChoiceText
-from tiercel.server.engine.generation import Generation
-from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
-from tiercel.server.engine.mailbox import Mailbox
-from tiercel.server.engine.prompt_answer import PromptAnswer
-from tiercel.server.engine.sequences import SequenceStart
+from tiercel.server.client.choice_text import ChoiceText
+from tiercel.server.client.collector import Mailbox
+from tiercel.server.client.generation import Generation
+from tiercel.server.client.logprobs import DrawnTokens, PackedLogprobs
+from tiercel.server.client.prompt_answer import PromptAnswer
+from tiercel.server.client.sequences import SequenceStart
 from tiercel.server.http.watch import SlowReaderError
 from tiercel.server.text.detokenizer import make_detokenizer
 from tiercel.server.text.stop import TextRules

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
-from tiercel.server.engine.mailbox import Mailbox
-from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
+from tiercel.server.client.collector import Mailbox
+from tiercel.server.client.sequences import SequenceFacts, SequenceStart
 from tiercel.server.metrics import engine as engine_metrics
 from tiercel.server.metrics.engine import EngineMetrics
 from tiercel.server.metrics.exposition import Kind, family

@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tiercel.server.engine.mailbox import Mailbox
-from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
+from tiercel.server.client.collector import Mailbox
+from tiercel.server.client.sequences import SequenceFacts, SequenceStart
 from tiercel.server.metrics.tenants import TenantMetrics, oldest_waits
 from tiercel.server.tenancy.tenants import Tenant, TenantTable, make_table
 from tiercel.values.ids import SeqId, TenantId

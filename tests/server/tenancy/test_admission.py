@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from tiercel.server.engine.mailbox import Mailbox
-from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
+from tiercel.server.client.collector import Mailbox
+from tiercel.server.client.sequences import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.tenancy.admission import Admission
 from tiercel.server.tenancy.usage import UsageBook
 from tiercel.values.clock import ManualClock

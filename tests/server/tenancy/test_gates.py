@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercel.server.engine.mailbox import Mailbox
-from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
+from tiercel.server.client.collector import Mailbox
+from tiercel.server.client.sequences import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.tenancy.admission import Admission, AdmissionRequest, Entry, ServiceLevel, Terms
 from tiercel.server.tenancy.tenants import BestEffort, Limits, Tenant, TenantTable, make_table
 from tiercel.server.tenancy.usage import UsageBook

@@ -25,10 +25,10 @@ from tests.server.collector import collector
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until
 from tiercel.server.api.context import ServerContext
-from tiercel.server.engine.client import EngineClient, Submission
-from tiercel.server.engine.generation import Generation
-from tiercel.server.engine.mailbox import Mailbox
-from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
+from tiercel.server.client.client import EngineClient, Submission
+from tiercel.server.client.collector import Mailbox
+from tiercel.server.client.generation import Generation
+from tiercel.server.client.sequences import SequenceFacts, SequenceStart
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tracing.context import TraceContext, begin_context, read_context
 from tiercel.server.tracing.export import TraceExport

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from tiercel.server.api.hold import Hold
-from tiercel.server.engine.logprobs import logprobs_bytes
+from tiercel.server.client.logprobs import logprobs_bytes
 from tiercel.values.errors import AdmissionError
 from tiercel.values.request import SamplingParams
 

@@ -9,7 +9,7 @@ from tiercel.server.api.begun import BegunAnswer
 from tiercel.server.api.replies.response_shape import ResponseShape
 from tiercel.server.api.replies.usage import UsageBody, usage_body
 from tiercel.server.api.stream import to_refusal
-from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError
+from tiercel.server.client.choice_text import ChoiceDelta, GenerationError
 
 
 class BackgroundRuns:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tiercel.server.api.delta_encoder import ReplyShape
 from tiercel.server.api.hold import Hold
 from tiercel.server.api.stream import FailureNote, StreamRules
-from tiercel.server.engine.generation import Generation
+from tiercel.server.client.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)

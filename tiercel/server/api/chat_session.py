@@ -23,7 +23,7 @@ from tiercel.server.api.replies.usage import UsageBody, usage_body
 from tiercel.server.api.schemas.chat import ChatFields, MessageFields
 from tiercel.server.api.schemas.tools import CalledFunctionFields
 from tiercel.server.api.stored_chat import StoredChat, message_id
-from tiercel.server.engine.choice_text import ChoiceDelta
+from tiercel.server.client.choice_text import ChoiceDelta
 from tiercel.server.text.answer.reader import AnswerReader
 
 _MAX_LETTER_BYTES = 4

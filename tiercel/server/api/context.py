@@ -17,9 +17,9 @@ from tiercel.server.api.object_store import ObjectStore
 from tiercel.server.api.params import ModelLimits
 from tiercel.server.api.pooling import PoolingStyle
 from tiercel.server.batch.service import BatchService
+from tiercel.server.client.client import EngineClient
+from tiercel.server.client.status import EngineStartError
 from tiercel.server.control.configuration import Configuration
-from tiercel.server.engine.client import EngineClient
-from tiercel.server.engine.status import EngineStartError
 from tiercel.server.grammar.checker import GrammarChecker
 from tiercel.server.http.body import read_object
 from tiercel.server.http.body_budget import BodyBudget, BodyHolding

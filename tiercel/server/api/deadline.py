@@ -7,7 +7,7 @@ from msgspec import Struct
 from starlette.datastructures import Headers
 
 from tiercel.server.api.schemas.sampling import SamplingFields
-from tiercel.server.engine.mailbox import StreamEnd
+from tiercel.server.client.collector import StreamEnd
 
 Limit = Literal["timeout", "read_timeout", "request_timeout", "queue_timeout"]
 """The name of a time limit, as `/metrics` spells it."""

@@ -7,8 +7,8 @@ from msgspec import Struct, UnsetType
 from msgspec.structs import replace
 
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.choice_text import ChoiceDelta
-from tiercel.server.engine.prompt_answer import PromptAnswer
+from tiercel.server.client.choice_text import ChoiceDelta
+from tiercel.server.client.prompt_answer import PromptAnswer
 from tiercel.server.http.sse import PLACEHOLDER, EventFrame
 from tiercel.values.errors import AdmissionError
 

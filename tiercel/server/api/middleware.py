@@ -11,7 +11,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tiercel.server.engine.generation import Generation
+from tiercel.server.client.generation import Generation
 from tiercel.server.http.failure import fault_response, internal_error, slow_reader
 from tiercel.server.http.message_failure import is_of_messages
 from tiercel.server.http.watch import ClientGoneError, SlowReaderError

@@ -32,9 +32,9 @@ from tiercel.server.api.stream import EventStream, FailureNote, StreamRules
 from tiercel.server.api.submission import Echo, PreparedCall, submit, without_effect
 from tiercel.server.api.time_limits import TimeLimits
 from tiercel.server.api.whole import WholeReply
-from tiercel.server.engine.choice_text import GenerationError, SequenceFailedError
-from tiercel.server.engine.generation import Generation, StreamEndedError
-from tiercel.server.engine.prompt_answer import text_starts
+from tiercel.server.client.choice_text import GenerationError, SequenceFailedError
+from tiercel.server.client.generation import Generation, StreamEndedError
+from tiercel.server.client.prompt_answer import text_starts
 from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.auth import is_of_batch, tenant_of

@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 from tiercel.server.api.delta_encoder import DeltaEncoder, ReplyShape
 from tiercel.server.api.hold import Hold
 from tiercel.server.api.replies.usage import UsageBody, usage_body
-from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError, SequenceFailedError
-from tiercel.server.engine.generation import Generation, StreamEndedError, TokenText
-from tiercel.server.engine.mailbox import StreamEnd
+from tiercel.server.client.choice_text import ChoiceDelta, GenerationError, SequenceFailedError
+from tiercel.server.client.collector import StreamEnd
+from tiercel.server.client.generation import Generation, StreamEndedError, TokenText
 from tiercel.server.http.body_writer import BodyWriter, body_writer
 from tiercel.server.http.failure import engine_failed, request_failed
 from tiercel.server.http.patience import PATIENCE_S, PatientSender

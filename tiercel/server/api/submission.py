@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.params import SamplingPlan
 from tiercel.server.api.schemas.sampling import SamplingFields
-from tiercel.server.engine.choice_text import ChoiceText
-from tiercel.server.engine.client import Submission
-from tiercel.server.engine.generation import Generation
-from tiercel.server.engine.logprobs import DrawnTokens
-from tiercel.server.engine.mailbox import Mailbox, portion_tokens
-from tiercel.server.engine.prompt_answer import PromptAnswer
-from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
+from tiercel.server.client.choice_text import ChoiceText
+from tiercel.server.client.client import Submission
+from tiercel.server.client.collector import Mailbox, portion_tokens
+from tiercel.server.client.generation import Generation
+from tiercel.server.client.logprobs import DrawnTokens
+from tiercel.server.client.prompt_answer import PromptAnswer
+from tiercel.server.client.sequences import SequenceFacts, SequenceStart
 from tiercel.server.tenancy.admission import AdmissionRequest, Entry, Terms
 from tiercel.server.tenancy.tenants import Tenant, narrowed
 from tiercel.server.text.detokenizer import make_detokenizer

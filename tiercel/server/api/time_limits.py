@@ -6,8 +6,8 @@ from typing import Protocol, TypeVar
 
 from tiercel.server.api.deadline import Deadline
 from tiercel.server.api.stream import ended_early
-from tiercel.server.engine.alarm import Alarm
-from tiercel.server.engine.generation import Generation
+from tiercel.server.client.alarm import Alarm
+from tiercel.server.client.generation import Generation
 from tiercel.server.tracing.record import RequestRecord
 from tiercel.values.clock import Clock
 

@@ -13,9 +13,9 @@ from tiercel.server.api.hold import Hold
 from tiercel.server.api.replies.hole import HOLE
 from tiercel.server.api.replies.usage import UsageBody, usage_body
 from tiercel.server.api.stream import FailureNote, StreamRules, to_refusal
-from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError
-from tiercel.server.engine.generation import Generation
-from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
+from tiercel.server.client.choice_text import ChoiceDelta, GenerationError
+from tiercel.server.client.generation import Generation
+from tiercel.server.client.logprobs import DrawnTokens, PackedLogprobs
 from tiercel.server.http.pieces import patient_sender, send_pieces
 from tiercel.server.http.watch import run_watched
 from tiercel.server.text.vocabulary import Vocabulary

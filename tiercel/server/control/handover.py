@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
+from tiercel.server.client.status import EngineState, EngineStatus
 from tiercel.server.control.address import control_path
 from tiercel.server.control.listener import ControlConnection, ControlListener
 from tiercel.server.control.messages import HTTP, ControlError, Leaving, Offer, Refused, Serving, TakeOver, decode
-from tiercel.server.engine.status import EngineState, EngineStatus
 from tiercel.settings.settings import ServerSettings
 from tiercel.values.errors import ConfigError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tiercel.server.engine.sequences import SequenceFacts
+from tiercel.server.client.sequences import SequenceFacts
 from tiercel.server.metrics.exposition import Kind, family, histogram, joined, labels
 from tiercel.server.metrics.histogram import HistogramCounter
 from tiercel.values.outcome import BAD_LOGITS, Finished, FinishReason, Gauges

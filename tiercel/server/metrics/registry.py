@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiercel.server.engine.crash_book import DeathKind
-from tiercel.server.engine.sequences import SequenceFacts
-from tiercel.server.engine.status import EngineState
+from tiercel.server.client.crash_book import DeathKind
+from tiercel.server.client.sequences import SequenceFacts
+from tiercel.server.client.status import EngineState
 from tiercel.server.metrics.batches import BatchFigures, BatchMetrics
 from tiercel.server.metrics.config import ConfigMetrics
 from tiercel.server.metrics.engine import ENGINE, EngineMetrics, EngineMetricsSample

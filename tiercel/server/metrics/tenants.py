@@ -7,7 +7,7 @@ lines, and more with detail.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tiercel.server.engine.sequences import SequenceFacts
+from tiercel.server.client.sequences import SequenceFacts
 from tiercel.server.metrics.exposition import Kind, family, histogram, joined, labels, single, summary
 from tiercel.server.metrics.histogram import HistogramCounter
 from tiercel.server.tenancy.tenants import TenantTable

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tiercel.server.engine.sequences import SequenceFacts, SequenceStage
+from tiercel.server.client.sequences import SequenceFacts, SequenceStage
 from tiercel.server.tenancy.allowance import Allowance
 from tiercel.server.tenancy.forecast import DrainRate, ForecastError, PromptThroughput
 from tiercel.server.tenancy.rate_bucket import RateBucket

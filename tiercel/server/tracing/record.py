@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 
-from tiercel.server.engine.generation import Generation
-from tiercel.server.engine.sequences import SequenceFacts
+from tiercel.server.client.generation import Generation
+from tiercel.server.client.sequences import SequenceFacts
 from tiercel.server.tracing.context import TraceContext
 from tiercel.values.clock import Clock
 from tiercel.values.outcome import Finished

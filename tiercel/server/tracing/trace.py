@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from tiercel.server.engine.sequences import SequenceFacts
+from tiercel.server.client.sequences import SequenceFacts
 from tiercel.server.tracing.context import TraceContext
 from tiercel.server.tracing.record import RequestRecord, cached_tokens
 

@@ -8,7 +8,7 @@ import msgspec
 
 from tiercel import __version__
 from tiercel.server.api.context import ServerContext
-from tiercel.server.engine.sequences import SequenceFacts
+from tiercel.server.client.sequences import SequenceFacts
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.metrics.tenants import TenantMetricsSample
 from tiercel.server.tenancy.auth import Viewer

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiercel.server.api.context import ServerContext
-from tiercel.server.engine.sequences import SequenceFacts
+from tiercel.server.client.sequences import SequenceFacts
 from tiercel.server.metrics.tenants import TenantMetricsSample
 from tiercel.values.ids import SeqId, TenantId
 from tiercel.values.outcome import FairGauges, TenantGauges

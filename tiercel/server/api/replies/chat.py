@@ -17,9 +17,9 @@ from tiercel.server.api.replies.hole import HOLE, hole, list_pieces
 from tiercel.server.api.replies.prompt_logprobs import PromptLogprobs, prompt_logprobs_pieces
 from tiercel.server.api.replies.tool_calls import ToolCall, ToolCallDelta, call_delta, tool_call
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.choice_text import ChoiceDelta
-from tiercel.server.engine.logprobs import DrawnToken
-from tiercel.server.engine.prompt_answer import PromptAnswer
+from tiercel.server.client.choice_text import ChoiceDelta
+from tiercel.server.client.logprobs import DrawnToken
+from tiercel.server.client.prompt_answer import PromptAnswer
 from tiercel.server.text.answer.event import (
     COMPLETE,
     AnswerEvent,

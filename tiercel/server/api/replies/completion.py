@@ -15,9 +15,9 @@ from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.replies.hole import hole, list_pieces
 from tiercel.server.api.replies.prompt_logprobs import PromptLogprobs, prompt_logprobs_pieces
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.choice_text import ChoiceDelta
-from tiercel.server.engine.logprobs import DrawnToken, TokenChoice
-from tiercel.server.engine.prompt_answer import PromptAnswer
+from tiercel.server.client.choice_text import ChoiceDelta
+from tiercel.server.client.logprobs import DrawnToken, TokenChoice
+from tiercel.server.client.prompt_answer import PromptAnswer
 
 
 class TextLogprobs(Struct, frozen=True):

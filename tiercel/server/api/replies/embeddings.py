@@ -14,8 +14,8 @@ from msgspec import Struct, UnsetType
 from tiercel.server.api.replies.data_events import DataEvents
 from tiercel.server.api.replies.hole import hole
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.choice_text import ChoiceDelta
-from tiercel.server.engine.prompt_answer import PromptAnswer
+from tiercel.server.client.choice_text import ChoiceDelta
+from tiercel.server.client.prompt_answer import PromptAnswer
 
 EncodingFormat = Literal["float", "base64"]
 

@@ -16,8 +16,8 @@ from tiercel.server.api.replies.messages import (
     message_usage,
 )
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.choice_text import ChoiceDelta
-from tiercel.server.engine.prompt_answer import PromptAnswer
+from tiercel.server.client.choice_text import ChoiceDelta
+from tiercel.server.client.prompt_answer import PromptAnswer
 from tiercel.server.http.message_failure import message_fault_of
 from tiercel.server.http.sse import event
 from tiercel.server.text.answer.event import AnswerEvent, AnswerParser, parts_of

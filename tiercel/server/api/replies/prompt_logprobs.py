@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from tiercel.server.api.replies.hole import list_pieces
-from tiercel.server.engine.logprobs import DrawnToken, TokenChoice
-from tiercel.server.engine.prompt_answer import PromptAnswer
+from tiercel.server.client.logprobs import DrawnToken, TokenChoice
+from tiercel.server.client.prompt_answer import PromptAnswer
 
 
 class PromptLogprob(Struct, frozen=True):

@@ -31,9 +31,9 @@ from tiercel.server.api.replies.responses import (
 )
 from tiercel.server.api.replies.tool_calls import new_call_id
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.choice_text import ChoiceDelta
-from tiercel.server.engine.logprobs import DrawnToken
-from tiercel.server.engine.prompt_answer import PromptAnswer
+from tiercel.server.client.choice_text import ChoiceDelta
+from tiercel.server.client.logprobs import DrawnToken
+from tiercel.server.client.prompt_answer import PromptAnswer
 from tiercel.server.http.failure import fault_of
 from tiercel.server.http.sse import KEEP_ALIVE, event
 from tiercel.server.text.answer.event import (

@@ -16,7 +16,7 @@ from tiercel.server.api.replies.embeddings import (
     embedding_usage,
 )
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.choice_text import ChoiceDelta
+from tiercel.server.client.choice_text import ChoiceDelta
 
 
 class ScoreShape(PooledShape):

@@ -2,7 +2,7 @@
 
 from msgspec import UNSET, Struct, UnsetType
 
-from tiercel.server.engine.generation import TokenUsage
+from tiercel.server.client.generation import TokenUsage
 
 
 class PromptTokensDetails(Struct, frozen=True):

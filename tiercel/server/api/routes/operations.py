@@ -11,7 +11,7 @@ from tiercel import __version__
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import KEY_REFUSALS, ApiRoute, Contract, QueryField
 from tiercel.server.api.replies.operations import HealthReply, LoadReply, ReadyReply, UnreadyStatus, VersionReply
-from tiercel.server.engine.status import EngineState
+from tiercel.server.client.status import EngineState
 from tiercel.server.http.answer import json_answer
 from tiercel.server.http.failure import Fault
 from tiercel.server.tenancy.directory import in_thread
