@@ -37,7 +37,7 @@ def test_sequences_of_a_dead_engine_go_on_at_others() -> None:
     for seq in range(20):
         moves.submit(seqs(seq))
     lost = [seq for seq in seqs(*range(20)) if moves.engine_of(seq) == E0]
-    assert moves.lose(E0) == [SequenceMove(seq, None, E1) for seq in lost]
+    assert moves.lose(E0) == [SequenceMove(seq, E1) for seq in lost]
     assert moves.lose(E0) == []
 
 
@@ -53,11 +53,11 @@ def test_the_sequence_that_killed_an_engine_is_not_resumed() -> None:
 def test_sequences_wait_for_an_engine_in_their_order() -> None:
     moves = moves_of(E0)
     moves.submit(seqs(1, 2))
-    assert moves.lose(E0) == [SequenceMove(SeqId(1), None, None), SequenceMove(SeqId(2), None, None)]
+    assert moves.lose(E0) == [SequenceMove(SeqId(1), None), SequenceMove(SeqId(2), None)]
     assert moves.submit(seqs(3)) is None
     assert moves.unplaced == (1, 2, 3)
     moves.end(SeqId(2))
-    assert moves.join(E1, SPEED) == [SequenceMove(SeqId(1), None, E1), SequenceMove(SeqId(3), None, E1)]
+    assert moves.join(E1, SPEED) == [SequenceMove(SeqId(1), E1), SequenceMove(SeqId(3), E1)]
     assert moves.unplaced == ()
 
 
@@ -80,7 +80,7 @@ def test_waiting_sequences_move_to_a_new_engine() -> None:
     assert Recall(SeqId(18), E0) in recalls
     assert Recall(SeqId(19), E0) not in recalls
     assert moves.engine_of(SeqId(18)) == E0  # until the engine has let it go
-    assert moves.give_back(SeqId(18)) == SequenceMove(SeqId(18), None, E1)
+    assert moves.give_back(SeqId(18)) == SequenceMove(SeqId(18), E1)
     assert moves.give_back(SeqId(18)) is None
     begun = recalls[1].seq
     moves.note_first_token(begun)  # the engine had begun with it, and keeps it
@@ -95,7 +95,7 @@ def test_nothing_moves_between_engines_that_are_even() -> None:
     assert moves.recall() == []
 
 
-def test_a_draining_engine_gives_back_what_waits_and_the_rest_at_its_deadline() -> None:
+def test_a_draining_engine_gives_back_what_waits_and_loses_the_rest_with_its_end() -> None:
     moves = moves_of(E0, E1)
     for seq in range(20):
         moves.submit(seqs(seq))
@@ -103,10 +103,8 @@ def test_a_draining_engine_gives_back_what_waits_and_the_rest_at_its_deadline() 
     moves.note_first_token(there[0])
     assert moves.drain(E0) == [Recall(seq, E0) for seq in there[1:]]
     assert moves.submit(seqs(100)) == E1
-    assert moves.drain_rest(E1) == []
-    assert moves.give_back(there[1]) == SequenceMove(there[1], None, E1)
-    assert moves.drain_rest(E0) == [SequenceMove(seq, E0, E1) for seq in there if seq != there[1]]
-    assert moves.lose(E0) == []
+    assert moves.give_back(there[1]) == SequenceMove(there[1], E1)
+    assert moves.lose(E0) == [SequenceMove(seq, E1) for seq in there if seq != there[1]]
 
 
 class WalkingFleet:
@@ -123,8 +121,6 @@ class WalkingFleet:
 
     def apply(self, moves: list[SequenceMove]) -> None:
         for move in moves:
-            if move.source is not None:
-                self.engines[move.source].remove(move.seq)
             assert not any(move.seq in held for held in self.engines.values())
             self.begun.discard(move.seq)
             if move.target is not None:
@@ -165,8 +161,6 @@ class WalkingFleet:
                 self.asked += moves.recall()
             case 10 if rng.random() < 0.3:
                 self.asked += moves.drain(engine)
-            case 11 if rng.random() < 0.3:
-                self.apply(moves.drain_rest(engine))
             case _:
                 self.answer()
 

@@ -16,10 +16,9 @@ _IDLE_SHARE = 0.5  # an engine with less than this share of the mean work is giv
 
 
 class SequenceMove(Struct, frozen=True):
-    """A sequence that changes its place. The owner aborts it at `source`, then submits it to `target`."""
+    """A sequence that is at no engine. The owner submits it to `target`."""
 
     seq: SeqId
-    source: EngineId | None  # None: it is at no engine that could be told
     target: EngineId | None  # None: there is no engine; it waits until one joins
 
 
@@ -93,7 +92,7 @@ class Moves:
             return None
         self._begun(seq)
         self.router.end(seq)
-        return self._place(seq, None)
+        return self._place(seq)
 
     # ---- engines
 
@@ -151,17 +150,6 @@ class Moves:
         self._recalled.update(one.seq for one in recalls)
         return recalls
 
-    def drain_rest(self, engine: EngineId) -> list[SequenceMove]:
-        """Move all that is left at a draining engine: its deadline has come. It must be told to abort each."""
-        if engine not in self._draining:
-            return []
-        moves: list[SequenceMove] = []
-        for seq in self.router.sequences_of(engine):
-            self._begun(seq)
-            self.router.end(seq)
-            moves.append(self._place(seq, engine))
-        return moves
-
     def check_integrity(self) -> None:
         """Check that every sequence has one place, at an engine that is there. Errors: InvariantError."""
         for engine, waiting in self._waiting.items():
@@ -183,15 +171,15 @@ class Moves:
         self._recalled.discard(seq)
 
     def _place_all(self, seqs: Sequence[SeqId]) -> list[SequenceMove]:
-        return [self._place(seq, None) for seq in seqs]
+        return [self._place(seq) for seq in seqs]
 
-    def _place(self, seq: SeqId, source: EngineId | None) -> SequenceMove:
+    def _place(self, seq: SeqId) -> SequenceMove:
         self._unplaced.pop(seq, None)
         work = self._work_of(seq)
         choice = self.router.choose(work)
         if choice is None:
             self._unplaced[seq] = None
-            return SequenceMove(seq, source, None)
+            return SequenceMove(seq, None)
         self.router.begin(seq, work, choice)
         self._waiting[choice.engine][seq] = None
-        return SequenceMove(seq, source, choice.engine)
+        return SequenceMove(seq, choice.engine)

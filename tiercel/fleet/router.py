@@ -131,10 +131,6 @@ class Router:
         self.index.join(engine, heads)
         self._loads[engine] = EngineLoad(speed)
 
-    def set_speed(self, engine: EngineId, speed: EngineSpeed) -> None:
-        """Set the measured speed of an engine. Work that is there keeps its prediction. Errors: KeyError."""
-        self._loads[engine].speed = speed
-
     def close(self, engine: EngineId) -> None:
         """Choose the engine no more; it goes on with what it has. Errors: KeyError if it has not joined."""
         if engine not in self._loads:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from tests.server.builders import build_byte_level
 from tests.server.harness import TEMPLATE, Running, server_settings, with_server
-from tiercel.server.api.reference import BEGIN, END, field_reference
+from tools.api_reference import BEGIN, END, field_reference
 
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
 

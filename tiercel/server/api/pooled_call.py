@@ -78,7 +78,3 @@ class PooledCall:
         tokens = truncated([one for one in self.inputs if isinstance(one, list)], truncation)
         await self.context.in_worker(lambda: check_tokens(tokens, limits, field))
         return tokens
-
-    def prompt_texts(self, prompts: list[list[int]]) -> list[str]:
-        """Return nothing: no answer repeats its inputs."""
-        return []
