@@ -65,6 +65,7 @@ def test_a_wheel_has_the_kernels_of_this_platform_only_if_they_were_compiled(tre
     modules = {path.relative_to(tree).as_posix() for path in (tree / "tiercel").rglob("*.py")}
     assert {name for name in files if name.endswith(".py")} == modules
     assert {name.partition("/")[0].partition("-")[0] for name in files} == {"tiercel"}
+    assert "tiercel/py.typed" in files
 
     tag, files = build_wheel(tree, folders[1], "#!/bin/sh\nexit 1\n")
     assert LIBRARY not in files, "left by the build before"

@@ -25,6 +25,12 @@ def test_the_version_is_one_line(capsys: Captured) -> None:
     assert capsys.readouterr().out == f"tiercel {__version__}\n"
 
 
+def test_the_package_is_a_program_too() -> None:
+    command = [sys.executable, "-m", "tiercel", "--version"]
+    ran = subprocess.run(command, cwd="/", capture_output=True, text=True, check=True)
+    assert ran.stdout == f"tiercel {__version__}\n"
+
+
 @pytest.mark.parametrize("line", ["", "--help", "serve --help", "check --help", "chat --help", "collect-env --help"])
 def test_help_fits_one_screen(line: str, capsys: Captured) -> None:
     assert main(line.split()) == 0

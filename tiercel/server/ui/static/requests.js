@@ -9,7 +9,7 @@ const WORDS = {
   prefill: 'prompt',
   decode: 'answer',
   draining: 'giving way',
-  preempted: 'gave way',
+  preempted: 'preempted',
 };
 
 /** The table of requests. */
@@ -26,7 +26,7 @@ export class Requests {
     requests.rows.forEach((row, place) => this.#write(lines[place], row));
     const hidden = requests.running + requests.waiting - requests.rows.length;
     setText(byId('requests-rest'), hidden > 0 ? `and ${format.whole(hidden)} more` : requests.rows.length ? '' : 'No request is open.');
-    setText(byId('requests-note'), `${format.whole(requests.running)} answer, ${format.whole(requests.waiting)} wait for a first token`);
+    setText(byId('requests-note'), `${format.whole(requests.running)} generating, ${format.whole(requests.waiting)} waiting for a first token`);
   }
 
   #write(line, row) {

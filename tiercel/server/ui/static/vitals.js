@@ -13,7 +13,7 @@ export class Vitals {
     this.#tile('ttft', format.seconds(history.now('ttft50')), `95 % within ${format.seconds(history.now('ttft95'))}`);
     this.#tile('gap', format.seconds(history.now('gap50')), work.gap ? `95 % within ${format.seconds(history.now('gap95'))}` : 'the operator sees it');
     this.#tile('running', format.whole(queue.running), `${format.whole(requests.running)} with a first token`, queue.running);
-    const preempted = queue.preempted ? `${format.whole(queue.preempted)} gave way` : 'nobody gave way';
+    const preempted = queue.preempted ? `${format.whole(queue.preempted)} preempted` : 'none preempted';
     this.#tile('waiting', format.whole(queue.waiting), preempted, queue.waiting);
   }
 
