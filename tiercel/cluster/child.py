@@ -1,4 +1,4 @@
-"""A program that a Ray actor runs beside itself and that ends with it, whatever ends the actor."""
+"""A program beside a Ray actor. It ends when the actor ends, also when the actor is killed."""
 
 import os
 import re

@@ -7,20 +7,23 @@ from tiercel.values.errors import InvariantError
 from tiercel.values.ids import EngineId, TenantId
 
 LEAD_S = 4.0
-"""T: a tenant that is ahead of another one by so many seconds of its share has its weight divided by e against it.
+"""The time constant T of the correction: of two tenants, the one that is T seconds of service further ahead of its
+share has its weight divided by e.
 
 An engine follows a new weight only as running answers end, one to two seconds later. With a T below that delay the
-shares swing from nothing to twice the share, for ever.
+shares swing between nothing and twice the share and never settle.
 """
 
 MAX_LEAD_S = 1.5
-"""The most that leads are apart: beyond it a tenant that its engines cannot give its share runs up no claim."""
+"""The largest difference between the leads of two tenants. A tenant that its engines cannot give its share would
+otherwise save up a claim without a limit."""
 
 _ROUNDS = 6
-"""Of the even weights: each divides what a tenant would get too much by at least the root of it."""
+"""Rounds of the search for even weights. Each of them reduces the excess of a tenant at least to its square root."""
 
 MOST_FACTOR = 16.0
-"""The limit of the factor on a weight, up and down: no tenant gets less than 1/256 of its weight beside another one."""
+"""The largest factor by which a weight is multiplied or divided. Beside another tenant, a weight counts for at least
+1 / (16 * 16) of itself."""
 
 
 class FleetAccount:

@@ -212,7 +212,7 @@ class Decoder:
             mixture.precede(following)
         self._norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
         self._is_tied = config.is_tied
-        # An embedding that is the head, too, and quantised: rows of the head are the embedding.
+        # A quantised matrix that is both the embedding and the head is kept once, as the head.
         scheme = precision.scheme
         self._has_shared_head = config.is_tied and scheme is not None and scheme.quantizes_shared_embedding
         self._embedding_format = None if config.is_tied or scheme is None else scheme.embedding

@@ -1,4 +1,4 @@
-"""Experts of a mixture of which a part is in memory: their bytes in the file, and their tensors in the slots."""
+"""A mixture that keeps a part of its experts in memory: the layout of an expert's bytes in the file and in a slot."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

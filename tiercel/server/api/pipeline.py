@@ -140,8 +140,11 @@ class GenerationPipeline:
     async def begin(
         self, request: Request, read: Callable[[dict[str, object]], ReadCall], own_fields: Collection[str] = ()
     ) -> BegunAnswer:
-        """Do the same up to the submission; the caller makes the answer, or aborts the generation. Errors: the same."""
-        # Nothing larger of the body lives longer.
+        """Check a request and submit its generation. The caller makes the answer, or aborts the generation.
+
+        Errors: those of `answer`.
+        """
+        # The parsed body, which may be large, is freed here: these four are all that is kept of it.
         shape, fields, generation, room = await self._admit(request, read, own_fields)
         rules, note = self._stream_rules(fields), self._failure_note(record_of(request.scope))
         return BegunAnswer(
