@@ -19,7 +19,7 @@ from tests.e2e.fleet import StreamedText, draw_bodies, make_secret, stream_all, 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # of other people's code
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MODEL = str(ROOT / "embedded" / "model")
+MODEL = str(ROOT / "tiercel" / "embedded" / "model")
 EXACT = ["--dtype", "float32", "--threads", "1", "--calibration-seconds", "0"]
 STREAMS, TOKENS = 8, 3000
 

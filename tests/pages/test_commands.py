@@ -18,7 +18,7 @@ import pytest
 from tests.pages.written import PAGES, ROOT, Command, blocks, commands
 
 BIN = Path(sys.executable).parent
-EMBEDDED = ROOT / "embedded" / "model"
+EMBEDDED = ROOT / "tiercel" / "embedded" / "model"
 LLAMA_8B = {  # Llama 3.1 8B as `tiercel plan` reads it
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
