@@ -1,9 +1,11 @@
 """All tiers opened together: blocks are spilled to the disk and restored, also after a restart."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,8 +244,18 @@ def test_a_folder_that_cannot_be_used_ends_a_start_unless_the_disk_is_optional(
     tiers.close()
 
 
-def test_a_disk_that_does_not_answer_is_a_tier_that_is_off(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    tiers = bench.open(kv_disk_optional=True, disk_limit_s=0.0)  # nothing is opened and synced in no time
+def test_a_disk_that_does_not_answer_is_a_tier_that_is_off(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def hang(*_: object) -> None:
+        answers.wait()
+        raise OSError(errno.EIO, "too late")
+
+    monkeypatch.setattr("tiercel.engine.memory.disk_opening.open_volume", hang)
+    tiers = bench.open(kv_disk_optional=True, disk_limit_s=0.01)
+    answers.set()
     assert tiers.disk_state is DiskState.OFF
     assert "error=ETIMEDOUT" in caplog.text
     tiers.close()
