@@ -144,7 +144,7 @@ class GenerationPipeline:
 
         Errors: those of `answer`.
         """
-        # The parsed body, which may be large, is freed here: these four are all that is kept of it.
+        # The parsed body may be large. Only these four values outlive the call, so that it is freed here.
         shape, fields, generation, room = await self._admit(request, read, own_fields)
         rules, note = self._stream_rules(fields), self._failure_note(record_of(request.scope))
         return BegunAnswer(
